@@ -6,20 +6,32 @@ from typing import Any
 
 from seqarch.errors import UserError, check_known
 from seqarch.hf.fla import DELTA_FAMILIES, RWKV7_FAMILY
-from seqarch.hf.rules import Config, Family, Options, Rule, embedding_rules, hidden_width, the_mixer
+from seqarch.hf.rules import (
+    NAMES,
+    Config,
+    Family,
+    Options,
+    Rule,
+    embedding_rules,
+    hidden_width,
+    the_mixer,
+    to_ours,
+    to_theirs,
+)
 
 SCALED = "seqarch.mixers.positions.ScaledRoPE"
+GPT2_NAMES = {"vocab_size": "vocab_size", "d_model": "n_embd", "n_layers": "n_layer"}
+GPT2_NAMES |= {"learned_positions": "n_positions", "norm_eps": "layer_norm_epsilon"}
+LLAMA = {**NAMES, "norm_eps": "rms_norm_eps"}
+MAMBA = {**NAMES, "norm_eps": "layer_norm_epsilon", "residual_in_fp32": "residual_in_fp32"}
+MAMBA_MIXER = {"d_state": "state_size", "expand": "expand"}
 
 
 def _gpt2_options(c: Config) -> dict[str, Any]:
     attention = {"n_heads": c["n_head"], "position": "none", "bias": True}
     return {
-        "vocab_size": c["vocab_size"],
-        "d_model": c["n_embd"],
-        "n_layers": c["n_layer"],
-        "learned_positions": c["n_positions"],
+        **to_ours(c, GPT2_NAMES),
         "norm": "layernorm",
-        "norm_eps": c["layer_norm_epsilon"],
         "mixers": {"attention": {"class_path": "Attention", "init_args": attention}},
         "feed_forward": {"class_path": "GELUMLP", "init_args": {"hidden": c.get("n_inner") or 4 * c["n_embd"]}},
     }
@@ -43,15 +55,8 @@ def _gpt2_rules(c: Config) -> list[Rule]:
 
 
 def _gpt2_config(model: Options) -> dict[str, Any]:
-    return {
-        "vocab_size": model["vocab_size"],
-        "n_embd": model["d_model"],
-        "n_layer": model["n_layers"],
-        "n_head": the_mixer(model, "Attention")["n_heads"],
-        "n_positions": model["learned_positions"],
-        "n_inner": hidden_width(model),
-        "layer_norm_epsilon": model["norm_eps"],
-    }
+    heads = the_mixer(model, "Attention")["n_heads"]
+    return {**to_theirs(model, GPT2_NAMES), "n_head": heads, "n_inner": hidden_width(model)}
 
 
 def _rope(c: Config) -> dict[str, Any]:
@@ -100,11 +105,7 @@ def _llama_options(c: Config, *, bias: bool | str, qk_norm: bool, window: bool) 
     if window:
         attention["window"] = c.get("sliding_window")
     return {
-        "vocab_size": c["vocab_size"],
-        "d_model": c["hidden_size"],
-        "n_layers": c["num_hidden_layers"],
-        "tie_embeddings": c.get("tie_word_embeddings", False),
-        "norm_eps": c["rms_norm_eps"],
+        **to_ours(c, LLAMA, tie_word_embeddings=False),
         "mixers": {"attention": {"class_path": "Attention", "init_args": attention}},
         "feed_forward": {"class_path": "SwiGLU", "init_args": {"hidden": c["intermediate_size"]}},
     }
@@ -134,15 +135,11 @@ def _llama_rules(c: Config, *, bias: bool | str, qk_norm: bool) -> list[Rule]:
 def _llama_config(model: Options, *, bias: bool | str, qk_norm: bool, window: bool) -> dict[str, Any]:
     attention = the_mixer(model, "Attention")
     config = {
-        "vocab_size": model["vocab_size"],
-        "hidden_size": model["d_model"],
-        "num_hidden_layers": model["n_layers"],
+        **to_theirs(model, LLAMA),
         "num_attention_heads": attention["n_heads"],
         "num_key_value_heads": attention["n_kv_heads"] or attention["n_heads"],
         "head_dim": attention["head_dim"] or model["d_model"] // attention["n_heads"],
         "intermediate_size": hidden_width(model),
-        "rms_norm_eps": model["norm_eps"],
-        "tie_word_embeddings": model["tie_embeddings"],
         "rope_parameters": _rope_parameters(attention),
     }
     if not bias:
@@ -175,7 +172,7 @@ def _llama(
 
 
 def _mamba_options(c: Config, *, second: bool) -> dict[str, Any]:
-    mixer = {"d_state": c["state_size"], "expand": c["expand"], "conv_size": c["conv_kernel"]}
+    mixer = {**to_ours(c, MAMBA_MIXER), "conv_size": c["conv_kernel"]}
     inner = c["expand"] * c["hidden_size"]
     if second:
         mixer |= {"head_dim": c["head_dim"], "n_groups": c["n_groups"]}
@@ -186,12 +183,7 @@ def _mamba_options(c: Config, *, second: bool) -> dict[str, Any]:
         if c.get("intermediate_size", inner) != inner:
             raise UserError(f"config.json has intermediate_size {c['intermediate_size']}: seqarch computes {inner}")
     return {
-        "vocab_size": c["vocab_size"],
-        "d_model": c["hidden_size"],
-        "n_layers": c["num_hidden_layers"],
-        "tie_embeddings": c.get("tie_word_embeddings", True),
-        "norm_eps": c["layer_norm_epsilon"],
-        "residual_in_fp32": c.get("residual_in_fp32", True),
+        **to_ours(c, MAMBA, tie_word_embeddings=True, residual_in_fp32=True),
         "feed_forward": None,
         "mixers": {"mamba": {"class_path": "Mamba2" if second else "Mamba1", "init_args": mixer}},
     }
@@ -215,17 +207,7 @@ def _mamba_rules(c: Config, *, second: bool) -> list[Rule]:
 
 def _mamba_config(model: Options, *, second: bool) -> dict[str, Any]:
     mixer = the_mixer(model, "Mamba2" if second else "Mamba1")
-    config = {
-        "vocab_size": model["vocab_size"],
-        "hidden_size": model["d_model"],
-        "num_hidden_layers": model["n_layers"],
-        "state_size": mixer["d_state"],
-        "expand": mixer["expand"],
-        "conv_kernel": mixer["conv_size"] or 4,
-        "tie_word_embeddings": model["tie_embeddings"],
-        "layer_norm_epsilon": model["norm_eps"],
-        "residual_in_fp32": model["residual_in_fp32"],
-    }
+    config = {**to_theirs(model, MAMBA), **to_theirs(mixer, MAMBA_MIXER), "conv_kernel": mixer["conv_size"] or 4}
     inner = mixer["expand"] * model["d_model"]
     if second:
         heads = {"num_heads": inner // mixer["head_dim"], "head_dim": mixer["head_dim"]}

@@ -12,9 +12,22 @@ from typing import Any
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.hf.rules import Config, Family, Layout, Options, Rule, embedding_rules, hidden_width, the_mixer
+from seqarch.hf.rules import (
+    NAMES,
+    Config,
+    Family,
+    Layout,
+    Options,
+    Rule,
+    embedding_rules,
+    hidden_width,
+    the_mixer,
+    to_ours,
+    to_theirs,
+)
 from seqarch.mixers.rwkv7 import published_rank
 
+SHARED = {**NAMES, "norm_eps": "norm_eps"}
 BLOCK, LAYER = "lm.blocks.{i}.", "model.layers.{i}."
 RANKS = {"decay": "decay", "rate": "a", "value": "v", "gate": "gate"}
 """fla's names of RWKV-7's ranks."""
@@ -25,25 +38,14 @@ LOW_RANK = {"decay": "w", "rate": "a", "value_gate": "v", "gate": "g"}
 def _model(c: Config, mixer: str, options: Options) -> dict[str, Any]:
     """What all of fla's models share."""
     return {
-        "vocab_size": c["vocab_size"],
-        "d_model": c["hidden_size"],
-        "n_layers": c["num_hidden_layers"],
-        "tie_embeddings": c.get("tie_word_embeddings", False),
-        "norm_eps": c.get("norm_eps", 1e-5),
+        **to_ours(c, SHARED, tie_word_embeddings=False, norm_eps=1e-5),
         "mixers": {"mixer": {"class_path": mixer, "init_args": dict(options)}},
     }
 
 
 def _config(model: Options) -> dict[str, Any]:
     """`_model` reversed."""
-    return {
-        "vocab_size": model["vocab_size"],
-        "hidden_size": model["d_model"],
-        "num_hidden_layers": model["n_layers"],
-        "tie_word_embeddings": model["tie_embeddings"],
-        "norm_eps": model["norm_eps"],
-        "intermediate_size": hidden_width(model),
-    }
+    return {**to_theirs(model, SHARED), "intermediate_size": hidden_width(model)}
 
 
 def _key_dim(c: Config, *, decays: bool) -> float:

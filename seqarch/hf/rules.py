@@ -126,6 +126,26 @@ def _published(tensor: Tensor, layout: Layout, *, back: bool) -> Tensor:
     return tensor
 
 
+NAMES = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "tie_embeddings": "tie_word_embeddings",
+}
+"""Options of the model, and what most families call them."""
+
+
+def to_ours(config: Config, names: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
+    """Options from the entries of `config.json` with these names; `defaults` of entries that it may lack."""
+    given = {**defaults, **config}
+    return {ours: given[theirs] for ours, theirs in names.items()}
+
+
+def to_theirs(options: Options, names: Mapping[str, str]) -> dict[str, Any]:
+    """`to_ours` reversed."""
+    return {theirs: options[ours] for ours, theirs in names.items()}
+
+
 def the_mixer(model: Options, name: str) -> dict[str, Any]:
     """The options of a model's only mixer, which must be of the class `name`."""
     kinds = {str(each["class_path"]).rpartition(".")[2] for each in model["mixers"].values()}
