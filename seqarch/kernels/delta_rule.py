@@ -10,15 +10,7 @@ from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packages import check_gated_gradients
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import (
-    Recurred,
-    autocast_cast,
-    check_dtypes,
-    check_sequences,
-    default_scale,
-    is_tracked,
-    state_or_zeros,
-)
+from seqarch.kernels.tensors import Recurred, autocast_cast, check_sequences, default_scale, is_tracked, state_or_zeros
 
 
 def delta_rule(
@@ -61,8 +53,7 @@ def delta_rule(
     q, k, v = autocast_cast(q, k, v)
     shapes = {"q [B, T, H, K]": q, "k [B, T, H, K]": k, "v [B, T, H, V]": v, "beta [B, T, H]": beta}
     others = {"log_decay [B, T, H]": log_decay, "initial_state [rows, H, K, V]": initial_state}
-    check_sequences({**shapes, **others}, cu_seqlens)
-    check_dtypes({"log_decay": log_decay}, q=q, k=k, v=v)
+    check_sequences({**shapes, **others}, cu_seqlens, same="q k v", wide="log_decay")
     return DELTA_RULE.run(backend, q, k, v, beta, log_decay, default_scale(scale, q), initial_state, cu_seqlens)
 
 

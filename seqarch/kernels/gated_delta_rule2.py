@@ -12,7 +12,6 @@ from seqarch.kernels.tensors import (
     Recurred,
     at_least_float32,
     autocast_cast,
-    check_dtypes,
     check_sequences,
     default_scale,
     is_tracked,
@@ -58,8 +57,8 @@ def gated_delta_rule2(
     """
     q, k, v, erase = autocast_cast(q, k, v, erase)
     keys = {f"{name} [B, T, H, K]": t for name, t in (("q", q), ("k", k), ("log_decay", log_decay), ("erase", erase))}
-    check_sequences({**keys, "v [B, T, H, V]": v, "initial_state [rows, H, K, V]": initial_state}, cu_seqlens)
-    check_dtypes({"log_decay": log_decay}, q=q, k=k, v=v, erase=erase)
+    keys |= {"v [B, T, H, V]": v, "initial_state [rows, H, K, V]": initial_state}
+    check_sequences(keys, cu_seqlens, same="q k v erase", wide="log_decay")
     scale = default_scale(scale, q)
     return GATED_DELTA_RULE2.run(backend, q, k, v, log_decay, erase, scale, initial_state, cu_seqlens)
 

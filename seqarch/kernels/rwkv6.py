@@ -10,14 +10,7 @@ from seqarch.kernels.chunks import chunk_length, decayed_products, join_chunks, 
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import (
-    Recurred,
-    at_least_float32,
-    autocast_cast,
-    check_dtypes,
-    check_sequences,
-    state_or_zeros,
-)
+from seqarch.kernels.tensors import Recurred, at_least_float32, autocast_cast, check_sequences, state_or_zeros
 
 
 def rwkv6(
@@ -57,8 +50,8 @@ def rwkv6(
     """
     r, k, v = autocast_cast(r, k, v)
     shapes = {"r [B, T, H, K]": r, "k [B, T, H, K]": k, "v [B, T, H, V]": v, "log_decay [B, T, H, K]": log_decay}
-    check_sequences({**shapes, "bonus [H, K]": bonus, "initial_state [rows, H, K, V]": initial_state}, cu_seqlens)
-    check_dtypes({"log_decay": log_decay}, r=r, k=k, v=v)
+    shapes |= {"bonus [H, K]": bonus, "initial_state [rows, H, K, V]": initial_state}
+    check_sequences(shapes, cu_seqlens, same="r k v", wide="log_decay")
     return RWKV6.run(backend, r, k, v, log_decay, bonus, scale, initial_state, cu_seqlens)
 
 

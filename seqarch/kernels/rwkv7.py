@@ -10,14 +10,7 @@ from seqarch.kernels.chunks import chunk_length, decayed_products, join_chunks, 
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import (
-    Recurred,
-    at_least_float32,
-    autocast_cast,
-    check_dtypes,
-    check_sequences,
-    state_or_zeros,
-)
+from seqarch.kernels.tensors import Recurred, at_least_float32, autocast_cast, check_sequences, state_or_zeros
 
 
 def rwkv7(
@@ -65,8 +58,8 @@ def rwkv7(
     """
     r, k, v, a, b = autocast_cast(r, k, v, a, b)
     keys = {f"{name} [B, T, H, K]": t for name, t in (("r", r), ("k", k), ("log_decay", log_decay), ("a", a), ("b", b))}
-    check_sequences({**keys, "v [B, T, H, V]": v, "initial_state [rows, H, K, V]": initial_state}, cu_seqlens)
-    check_dtypes({"log_decay": log_decay}, r=r, k=k, v=v, a=a, b=b)
+    keys |= {"v [B, T, H, V]": v, "initial_state [rows, H, K, V]": initial_state}
+    check_sequences(keys, cu_seqlens, same="r k v a b", wide="log_decay")
     if lower_bound is not None and lower_bound >= 0:
         raise UserError(f"lower_bound must be below 0, as logarithms of decays are, not {lower_bound}")
     return RWKV7.run(backend, r, k, v, log_decay, a, b, scale, lower_bound, initial_state, cu_seqlens)

@@ -1,6 +1,7 @@
 """Taylor linear attention: checks, references in plain PyTorch and fla's kernel."""
 
 import functools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,14 +11,7 @@ from seqarch.kernels.chunks import join_chunks, split_chunks
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import (
-    Recurred,
-    autocast_cast,
-    check_dtypes,
-    check_sequences,
-    default_scale,
-    state_or_zeros,
-)
+from seqarch.kernels.tensors import Recurred, autocast_cast, check_sequences, default_scale, state_or_zeros
 
 ALIGNMENT = 16
 """For fla, values get this number of further columns; one of them holds the ones. Features are padded to a multiple of
@@ -58,9 +52,9 @@ def taylor_linear_attention(
     """
     q, k, v = autocast_cast(q, k, v)
     shapes = {"q [B, T, H, K]": q, "k [B, T, H, K]": k, "v [B, T, H, V]": v}
-    sizes = {"1 + K + K (K + 1) / 2": n_features(q.shape[-1]), "V + 1": v.shape[-1] + 1}
-    check_sequences({**shapes, f"initial_state [rows, H, {', '.join(sizes)}]": initial_state}, cu_seqlens, **sizes)
-    check_dtypes(q=q, k=k, v=v)
+    sizes: dict[str, Any] = {"1 + K + K (K + 1) / 2": n_features(q.shape[-1]), "V + 1": v.shape[-1] + 1}
+    shapes |= {f"initial_state [rows, H, {', '.join(sizes)}]": initial_state}
+    check_sequences(shapes, cu_seqlens, same="q k v", **sizes)
     args = q, k, v, default_scale(scale, q), initial_state, cu_seqlens
     run = TAYLOR_LINEAR_ATTENTION.choose(backend, *args)
     return (taylor_reference if q.shape[1] == 1 and cu_seqlens is None else run)(*args)

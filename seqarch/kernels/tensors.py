@@ -71,10 +71,13 @@ def check_shapes(shapes: Mapping[str, Tensor | None], **sizes: int) -> dict[str,
     return sizes
 
 
-def check_sequences(shapes: Mapping[str, Tensor | None], cu_seqlens: Tensor | None, **sizes: int) -> dict[str, int]:
+def check_sequences(
+    shapes: Mapping[str, Tensor | None], cu_seqlens: Tensor | None, *, same: str = "", wide: str = "", **sizes: int
+) -> dict[str, int]:
     """`check_shapes` of sequences, the first of which is `[B, T, ...]` with T at least 1.
 
     Their size `rows` is the number of states: the documents of `cu_seqlens` (see `check_packed`), or B without it.
+    `same` and `wide` are names of tensors for `check_dtypes`, with spaces between them.
     """
     first = next(iter(shapes.values()))
     assert first is not None
@@ -86,6 +89,9 @@ def check_sequences(shapes: Mapping[str, Tensor | None], cu_seqlens: Tensor | No
         if size < 1 and letter not in ("B", "rows"):
             raise UserError(f"{'the sequence is empty: ' if letter == 'T' else ''}{letter} must be at least 1")
     check_packed(cu_seqlens, first)
+    if same:
+        named = {text.partition(" ")[0]: tensor for text, tensor in shapes.items()}
+        check_dtypes({name: named[name] for name in wide.split()}, **{name: named[name] for name in same.split()})
     return sizes
 
 

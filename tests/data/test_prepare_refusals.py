@@ -94,9 +94,7 @@ def test_parquet_with_a_text_that_is_not_utf8(tmp_path: Path) -> None:
     offsets = pa.array([0, 1, 3], pa.int32()).buffers()[1]
     texts = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff\xfe")])
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
-    with pytest.raises(
-        UserError, match=r"a\.parquet: cannot be read whole as the kind of file that its name says: 'utf-8' codec"
-    ):
+    with pytest.raises(UserError, match=r"a\.parquet: cannot be read whole .*: 'utf-8' codec"):
         prepare([tmp_path / "a.parquet"], tmp_path / "out", "web", "byte", holdout=0)
 
 

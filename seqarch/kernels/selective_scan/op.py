@@ -10,7 +10,7 @@ from seqarch.kernels.launch import gradient_of, operator
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packages import mamba_ssm_function
 from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import Recurred, autocast_cast, check_decay, check_dtypes, check_sequences, state_or_zeros
+from seqarch.kernels.tensors import Recurred, autocast_cast, check_decay, check_sequences, state_or_zeros
 
 TRITON_STATES = 64
 """Most states of a channel that the kernels hold."""
@@ -61,8 +61,7 @@ def selective_scan(
     x, B, C = autocast_cast(x, B, C)
     shapes = {"x [B, T, d]": x, "dt [B, T, d]": dt, "B [B, T, N]": B, "C [B, T, N]": C, "A [d, N]": A, "D [d]": D}
     states = {"log_decay [B, T]": log_decay, "initial_state [rows, d, N]": initial_state}
-    check_sequences({**shapes, **states}, cu_seqlens)
-    check_dtypes(x=x, B=B, C=C)
+    check_sequences({**shapes, **states}, cu_seqlens, same="x B C")
     check_decay(A, log_decay)
     with torch.autocast(x.device.type, enabled=False):
         return SELECTIVE_SCAN.run(backend, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels.op import HEAD_DIM, Backend, Op
-from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_dtypes, check_sequences, document_positions
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences, document_positions
 
 TRITON_WIDTHS = (2, 4)
 """Fewest and most tokens that an output of the kernels sees."""
@@ -45,8 +45,7 @@ def short_convolution(
     """
     (x,) = autocast_cast(x)
     check_activation(activation)
-    check_sequences({"x [B, T, C]": x, "weight [C, W]": weight, "bias [C]": bias}, cu_seqlens)
-    check_dtypes(x=x)
+    check_sequences({"x [B, T, C]": x, "weight [C, W]": weight, "bias [C]": bias}, cu_seqlens, same="x")
     return SHORT_CONVOLUTION.run(backend, x, weight, bias, activation == "silu", cu_seqlens)
 
 
@@ -73,8 +72,7 @@ def qkv_convolution(
         UserError: shapes or options that do not fit together; a backend that cannot run here.
     """
     (x,) = autocast_cast(x)
-    check_sequences({"x [B, T, C]": x, "weight [C, W]": weight}, cu_seqlens)
-    check_dtypes(x=x)
+    check_sequences({"x [B, T, C]": x, "weight [C, W]": weight}, cu_seqlens, same="x")
     values = x.shape[2] - 2 * n_heads * key_dim
     if min(n_heads, key_dim) < 1 or values < n_heads or values % n_heads:
         raise UserError(

@@ -16,7 +16,6 @@ from seqarch.kernels.tensors import (
     at_least_float32,
     autocast_cast,
     check_decay,
-    check_dtypes,
     check_sequences,
     check_shared,
     is_tracked,
@@ -70,8 +69,8 @@ def ssd(
     x, B, C = autocast_cast(x, B, C)
     shapes = {"x [B, T, H, P]": x, "dt [B, T, H]": dt, "A [H]": A, "B [B, T, G, N]": B, "C [B, T, G, N]": C}
     decays = "log_decay [B, T, 1]" if log_decay is not None and log_decay.shape[-1:] == (1,) else "log_decay [B, T, H]"
-    check_sequences({**shapes, decays: log_decay, "initial_state [rows, H, N, P]": initial_state}, cu_seqlens)
-    check_dtypes(x=x, B=B, C=C)
+    shapes |= {decays: log_decay, "initial_state [rows, H, N, P]": initial_state}
+    check_sequences(shapes, cu_seqlens, same="x B C")
     check_shared(x.shape[2], "heads", B.shape[2], "groups of B and C")
     check_decay(A, log_decay)
     state = None if initial_state is None else at_least_float32(initial_state)
