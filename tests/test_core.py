@@ -14,7 +14,7 @@ from seqarch.model.feed_forward import SwiGLU
 
 PACKAGE = Path(seqarch.__file__).parent
 PAGE = PACKAGE.parent / "docs/architecture.md"
-FILES, LINES, FORWARD = 16, 3_500, 11
+FILES, LINES, FORWARD = 16, 3_600, 11
 """The most files and lines of the core, and files of a forward pass of Top-1 chunk attention on a CPU."""
 
 

@@ -7,7 +7,7 @@ meets the others in the same order, forward and backward.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -123,7 +123,7 @@ def _in_turn(layer: Any, x: Tensor, piece: Piece, options: dict[str, Any]) -> Te
     return piece.send(layer(piece.receive(x, state), **options), state)
 
 
-in_turn: Callable[..., Tensor] = torch.compiler.disable(_in_turn)
+in_turn: Any = torch.compiler.disable(_in_turn)
 
 
 def waits(layer: Any) -> bool:
