@@ -42,6 +42,7 @@ from seqarch.runs.record import is_finished
 from seqarch.training import LanguageModel
 from seqarch.training.branches import branch_config, branch_steps, unfinished_branches
 from seqarch.training.checkpoint import other_model, read_checkpoint
+from seqarch.training.fsdp import data_processes
 from seqarch.training.loggers import adapt_loggers
 from seqarch.training.provenance import Provenance
 
@@ -153,7 +154,9 @@ class Experiment:
         model.trainer, trainer.datamodule = trainer, self.data
         model.setup("fit")
         check_memory(model, on_cpu=device.type == "cpu")
-        tokens = torch.zeros(self.data.batch_size(trainer.world_size), self.data.sequence_length + 1, dtype=torch.int64)
+        tokens = torch.zeros(
+            self.data.batch_size(data_processes(trainer)), self.data.sequence_length + 1, dtype=torch.int64
+        )
         documents = as_documents(tokens, torch.ones_like(tokens)) if self.data.document_mask else {}
         batch = {name: each.to(device) for name, each in {"tokens": tokens, **documents}.items()}
         with user_errors_of_lightning():
@@ -208,7 +211,7 @@ class Experiment:
         if lm is None:
             check_memory(parts.model, on_cpu=trainer.strategy.root_device.type == "cpu")
         trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `evaluate`
-        trainer.accumulate_grad_batches = parts.data.accumulation(trainer.world_size)
+        trainer.accumulate_grad_batches = parts.data.accumulation(data_processes(trainer))
         with finished_run_stays(run_dir), ends_at_sigterm(trainer), running(trainer, checkpoint):
             trainer.fit(parts.model, datamodule=parts.data, ckpt_path=resumed, weights_only=True)
         lm = parts.model.lm if parts.model.device_mesh is None else None  # it may be sharded over this run's processes

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from seqarch.errors import UserError, refused
+from seqarch.training.fsdp import data_processes
 
 Scaling = Literal["tensorwise", "rowwise"]
 """What shares a scale, which each product computes anew: a tensor, which is faster, or a row, which rounds less."""
@@ -19,13 +20,14 @@ SMALLEST = 512
 def check_float8(trainer: Any) -> None:
     """Raise `UserError` if this run cannot compute in FP8."""
     device, data = trainer.strategy.root_device, trainer.datamodule
+    context = trainer.world_size // data_processes(trainer)
     if trainer.precision != "bf16-mixed":
         raise UserError(f"model.float8 needs trainer.precision bf16-mixed, not {trainer.precision}")
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
         raise UserError(
             "model.float8 needs a GPU that multiplies in FP8 (compute capability 8.9, as an H100 has): leave it out"
         )
-    if (tokens := data.batch_size(trainer.world_size) * data.sequence_length) % MULTIPLE:
+    if (tokens := data.batch_size(data_processes(trainer)) * data.sequence_length // context) % MULTIPLE:
         raise UserError(
             f"model.float8 needs a multiple of {MULTIPLE} tokens at once, not {tokens}: change data.micro_batch_size "
             "or data.sequence_length"

@@ -13,7 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from seqarch.arguments import COUNT
 from seqarch.errors import UserError
+from seqarch.mixers.pieces import GROUPS, Piece
 from seqarch.model import SequenceLM
+
+CONTEXT = "context"
+"""Name of the group of processes that share this process's sequences."""
 
 
 class FSDP2(ModelParallelStrategy):
@@ -26,27 +30,46 @@ class FSDP2(ModelParallelStrategy):
         replicas: how many groups of processes hold a whole model each; None for one per node (`fsdp2_hybrid`). Within a
             group, which has consecutive ranks, parameters are split and gathered. Between groups only gradients are
             summed.
+        context: how many processes share each sequence. Each reads one piece of it, which must be equally long. These
+            processes have consecutive ranks. Evaluation reads whole sequences.
 
     Raises:
         UserError: the processes cannot be split into so many groups.
     """
 
-    def __init__(self, replicas: int | None = 1) -> None:
+    def __init__(self, replicas: int | None = 1, context: int = 1) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
         if replicas is not None:
             COUNT.check("replicas of fsdp2", replicas)
-        self.replicas = replicas
+        COUNT.check("context of fsdp2", context)
+        self.replicas, self.context = replicas, context
 
     def setup_environment(self) -> None:
         replicas, count = self.replicas or self.num_nodes, self.num_nodes * self.num_processes
         if count % replicas:
             raise UserError(f"{count} processes cannot be split into {replicas} replicas of fsdp2: change one of them")
+        if count % self.context:
+            raise UserError(
+                f"{count} processes cannot share sequences in groups of {self.context} (context of fsdp2): "
+                "change one of them"
+            )
         self._data_parallel_size = count
         super().setup_environment()
+        module: Any = self.lightning_module
         if replicas > 1:
             shape, names = (replicas, count // replicas), ("replicas", "shards")
-            module: Any = self.lightning_module
             module.hybrid_mesh = init_device_mesh(self.root_device.type, shape, mesh_dim_names=names)
+        if self.context > 1:
+            shape, names = (count // self.context, self.context), ("data", "context")
+            mesh = init_device_mesh(self.root_device.type, shape, mesh_dim_names=names)["context"]
+            GROUPS[CONTEXT] = mesh.get_group()
+            length = module.trainer.datamodule.sequence_length // self.context
+            module.piece = Piece(mesh.get_local_rank(), self.context, length, CONTEXT)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """The processes that read other sequences, and which of them this one is."""
+        return {"num_replicas": self.world_size // self.context, "rank": self.global_rank // self.context}
 
     @contextmanager
     def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
@@ -68,6 +91,11 @@ class FSDP2(ModelParallelStrategy):
                 block.set_reshard_after_forward(last)
             if not last:
                 yield
+
+
+def data_processes(trainer: Any) -> int:
+    """Number of the trainer's processes, or groups of them, that read other sequences."""
+    return trainer.world_size // getattr(trainer.strategy, "context", 1)
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description="parameters split over all devices (FSDP2)")

@@ -17,11 +17,12 @@ from seqarch.data.packing import NO_TARGET
 from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
 from seqarch.kernels.tensors import bound_documents
+from seqarch.mixers.pieces import Piece
 from seqarch.model import SequenceLM
 from seqarch.model.transfer import Factors, scale_initial, transfer_factors
-from seqarch.training.checks import check_packed_mixers, check_trainer
+from seqarch.training.checks import check_packed_mixers, check_pieces, check_trainer
 from seqarch.training.float8 import Scaling, check_float8, use_float8
-from seqarch.training.fsdp import shard
+from seqarch.training.fsdp import data_processes, shard
 from seqarch.training.optimizers import (
     OF_THE_MODEL,
     OptimizerFactory,
@@ -103,6 +104,8 @@ class LanguageModel(Limited, L.LightningModule):
         """Whether the data has documents that do not see each other."""
         self.hybrid_mesh: DeviceMesh | None = None
         """Copies and shards of the parameters, where a strategy has both."""
+        self.piece: Piece | None = None
+        """Which piece of each training sequence this process reads, where a strategy has several share it."""
         self._factors: dict[str, Factors] = {}
         self.tasks: Sequence[Task] | None = None
         """What `trainer.validate` and `trainer.test` score, if not the loss by domain and the callbacks' tasks."""
@@ -154,6 +157,9 @@ class LanguageModel(Limited, L.LightningModule):
         if self.document_mask:
             check_packed_mixers(self.lm)
             self.lm.document_mask = True
+        if self.piece is not None:
+            data: Any = getattr(self.trainer, "datamodule", None)
+            check_pieces(self.lm, self.piece, self.document_mask, data.sequence_length)
         if built_before:
             return
         if self.activation_checkpointing:
@@ -259,7 +265,10 @@ class LanguageModel(Limited, L.LightningModule):
         """A training batch's loss, with what mixers add; with documents its part of the step's (`DocumentCollate`)."""
         tokens, cu_seqlens = batch["tokens"], batch.get("cu_seqlens")
         if cu_seqlens is None:
-            return self.built()(tokens[:, :-1], tokens[:, 1:], added=1.0)
+            parts = tokens[:, :-1], tokens[:, 1:]
+            if self.piece is not None:
+                parts = map(self.piece.cut, parts)
+            return self.built()(*parts, added=1.0, piece=self.piece)
         rows = (rows.reshape(1, -1) for rows in (tokens[:, :-1], batch["targets"]))
         cu_seqlens = bound_documents(cu_seqlens, tokens.shape[1] - 1)
         n_targets = (batch["targets"] != NO_TARGET).sum()  # the batch's weight in a mean over the step's targets
@@ -281,7 +290,7 @@ class LanguageModel(Limited, L.LightningModule):
     def scorer(self) -> Scorer:
         """The model in training as evaluation tasks see it, shared by the processes of the trainer."""
         trainer: Any = self.trainer
-        batch_size = trainer.datamodule.batch_size(trainer.world_size)
+        batch_size = trainer.datamodule.batch_size(data_processes(trainer))
         return Scorer(
             self.built(),
             trainer.datamodule.tokenizer,
