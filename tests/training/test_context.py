@@ -62,3 +62,15 @@ def test_what_pieces_cannot_do_is_refused(shards, tmp_path, options, message):
     ranks = processes.fit_in_two(args, tmp_path / "logs")
     assert [rank.returncode for rank in ranks] == [2, 2]
     assert message in ranks[0].stderr
+
+
+@pytest.mark.parametrize(("count", "strategy"), [(2, "fsdp2"), (4, STRATEGY)])
+def test_processes_go_on_from_a_checkpoint_of_one(shards, tmp_path, one_process, count, strategy):  # noqa: F811
+    options = {**TINY, **MODEL, **ALONE, "data.root": shards, "run_dir": tmp_path / "run"}
+    assert processes.fit(flags(**options), tmp_path / "logs").returncode == 0
+    interrupted(tmp_path / "run")
+    options |= {"trainer.devices": count, "trainer.strategy": strategy}
+    ranks = processes.fit_in_two(flags(**options), tmp_path / "more", count=count)
+    assert [rank.returncode for rank in ranks] == [0] * count, "".join(rank.stderr for rank in ranks)
+    assert "steps 2 to 4" in ranks[0].stdout
+    assert_alike(losses(tmp_path / "run"), one_process())
