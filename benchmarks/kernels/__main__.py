@@ -25,6 +25,7 @@ STEPS = {
     "cold": Step("benchmarks.kernels.cold:rows", "first calls in new processes with empty compile caches"),
     "moba": Step("benchmarks.kernels.moba:rows", "MoBA's published code, which must be installed"),
     "documents": Step("benchmarks.kernels.documents:rows", "softmax attention to packed documents, by each kernel"),
+    "dense": Step("benchmarks.kernels.dense:rows", "softmax attention by each kernel, 512 to 32,768 tokens"),
     "profile": Step("benchmarks.kernels.top1:profile", "where the time goes, by CUDA kernel"),
 }
 

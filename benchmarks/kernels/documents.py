@@ -10,6 +10,7 @@ from torch import Tensor
 from seqarch.bench.rows import Row
 from seqarch.bench.timing import DENSE, against, draw, passes
 from seqarch.data.packing import borders
+from seqarch.errors import UserError
 from seqarch.kernels import softmax_attention
 from seqarch.kernels.tensors import bound_documents
 
@@ -29,7 +30,7 @@ def rows() -> Iterator[Row]:
             for name, op in packed(cu_seqlens).items():
                 try:
                     found = list(passes(f"{name}, documents of {tokens}", op, draw(1, B * T, H, D), **shape))
-                except (RuntimeError, TypeError, ImportError) as error:
+                except (RuntimeError, TypeError, ImportError, UserError) as error:
                     yield {"name": f"{name}: {str(error).splitlines()[0]}", **shape}
                     continue
                 yield from (against(dense, row) for row in found)
@@ -37,7 +38,7 @@ def rows() -> Iterator[Row]:
 
 def packed(cu_seqlens: Tensor) -> dict[str, Callable[..., Tensor]]:
     """Attention by each kernel."""
-    ours = {name: partial(softmax_attention, cu_seqlens=cu_seqlens, backend=name) for name in ("flex", "varlen")}
+    ours = {name: partial(softmax_attention, cu_seqlens=cu_seqlens, backend=name) for name in ("flex", "varlen", "fa4")}
     return {**ours, "cuDNN": partial(by_cudnn, cu_seqlens=cu_seqlens)}
 
 

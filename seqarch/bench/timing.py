@@ -1,6 +1,7 @@
 """Times an op on a GPU, on drawn tensors, next to dense attention."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seqarch.bench.rows import Row
+from seqarch.kernels import softmax_attention
+from seqarch.kernels.op import load_function
+from seqarch.kernels.packages import is_installed
 
 Ops = Mapping[str, Callable[..., Any]]
 """Functions of the tensors, by the names of their rows."""
@@ -88,7 +92,16 @@ def dense(backend: SDPBackend) -> Callable[..., Tensor]:
     return attend
 
 
+def fa4(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Dense causal attention by FlashAttention-4, whose backward pass adds in any order."""
+    attend: Any = load_function("flash_attn.cute:flash_attn_func")
+    return attend(q, k, v, causal=True)[0]
+
+
 DENSE = {"dense cuDNN": dense(SDPBackend.CUDNN_ATTENTION), "dense FlashAttention-2": dense(SDPBackend.FLASH_ATTENTION)}
+if is_installed("flash-attn-4"):
+    DENSE["dense FlashAttention-4"] = fa4
+    DENSE["dense FlashAttention-4 in fixed order"] = partial(softmax_attention, backend="fa4")
 
 
 def race(ops: Ops, tensors: list[Tensor], dense: Ops = DENSE, /, **shape: Any) -> Iterator[Row]:

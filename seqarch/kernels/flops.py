@@ -103,6 +103,10 @@ def top1_chunk_decode(
     return top1_select(q, k, chunk_size, selection) + top1_chunk_forward(q, k, v, (*q[:3], K), chunk_size)
 
 
+def flash4_forward(q: Shape, k: Shape, v: Shape, scale: float, window: int | None, *_: Any, **__: Any) -> int:
+    return 4 * last_queries(causal_keys, q, k, window)
+
+
 def top1_element_forward(q: Shape, k: Shape, *_: Any, **__: Any) -> int:
     return 2 * last_queries(causal_keys, q, k)
 
@@ -123,6 +127,8 @@ OF_THEIR_NAME = (
 """Formulas of the operators that are called like them."""
 FORMULAS: dict[str, Formula] = {
     **{formula.__name__: formula for formula in OF_THEIR_NAME},
+    "flash4_backward": twice(flash4_forward, 1),
+    "flash4_forward": flash4_forward,
     "gated_norm_backward": none,
     "gated_norm_forward": none,
     "qkv_convolution_backward": twice(short_convolution, 3),
@@ -146,6 +152,7 @@ def count(operator: str) -> None:
 
 
 def register_all() -> None:
-    """Import the Triton operators, which registers their formulas. Needs Triton."""
+    """Import the operators, which registers their formulas. Needs Triton."""
+    importlib.import_module("seqarch.kernels.flash4")
     for path in sorted(Path(__file__).parent.glob("*/triton*.py")):
         importlib.import_module(f"seqarch.kernels.{path.parent.name}.{path.stem}")

@@ -48,7 +48,8 @@ class Backend:
         device: type of the device that it needs.
         obstacle: takes the same arguments; says why the backend cannot take the call, or None.
         float64: whether it takes float64.
-        automatic: whether `backend="auto"` may take it.
+        automatic: whether `backend="auto"` may take it: always, never, or a function of the same arguments. With a
+            function, another backend may run without a warning.
         peer: whether it is the fastest for the calls that the backends before it refuse. Then there is no warning.
     """
 
@@ -58,8 +59,12 @@ class Backend:
     device: str = "cuda"
     obstacle: Callable[..., str | None] = takes_all
     float64: bool = False
-    automatic: bool = True
+    automatic: bool | Callable[..., bool] = True
     peer: bool = False
+
+    def serves(self, *args: Any) -> bool:
+        """Whether "auto" may take the call."""
+        return self.automatic(*args) if callable(self.automatic) else self.automatic
 
     def refusal(self, *args: Any) -> str | None:
         """The reason why it cannot take the call on any device, or None."""
@@ -163,7 +168,7 @@ class Op:
     def _fastest(self, *args: Any) -> Callable[..., Any]:
         passed_over, absent = [], []
         for backend in self.backends:
-            if not backend.automatic:
+            if not backend.serves(*args):
                 continue
             reason = backend.refusal(*args)
             if reason is None and (reason := backend.absence()):
@@ -206,5 +211,6 @@ def interpreting() -> bool:
 
 def kernels_of(ops: Iterable[Op]) -> dict[str, str]:
     """The backends of some ops on a CPU and on a GPU, for tables: `{"cpu": "PyTorch", "cuda": "fla, own Triton"}`."""
-    titles = dict.fromkeys(TITLES.get(op.backends[0].name, op.backends[0].name) for op in ops if op.backends)
+    first = [next(backend.name for backend in op.backends if backend.automatic is True) for op in ops if op.backends]
+    titles = dict.fromkeys(TITLES.get(name, name) for name in first)
     return {"cpu": "PyTorch", "cuda": ", ".join(titles) or "PyTorch"}

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, sdpa
 from seqarch.kernels.op import Backend, Op, load_function
+from seqarch.kernels.packages import FOUND, is_hopper
 from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import autocast_cast, check_attention, is_tracked, longest_document
 
@@ -49,7 +50,7 @@ def softmax_attention(
         alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores (ALiBi, arXiv 2108.12409). No gradient.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); attention and distances
             restart at each.
-        backend: "auto", "reference", "sdpa" (without window, ALiBi and packed documents; whole sequences, one new
+        backend: "auto", "reference", "fa4" (FlashAttention-4, in half precision), "sdpa" (without window, ALiBi and packed documents; whole sequences, one new
             token and, in half precision without gradients, pieces), "flex" (FlexAttention) or "varlen" (FlashAttention,
             for packed documents whose longest is known, in half precision).
 
@@ -256,10 +257,32 @@ def _varlen_obstacle(
     return None
 
 
+FA4_TOKENS = 2048
+"""From this length on FlashAttention-4 is faster than cuDNN, forward and backward together."""
+
+
+def _fa4_obstacle(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
+) -> str | None:
+    if slopes is not None:
+        return "it does not take ALiBi"
+    if q.dtype == torch.float32 or q.shape[3] % 8 or q.shape[3] > 256:
+        return "it takes half precision and heads of at most 256 dims, a multiple of 8"
+    return None
+
+
+def prefers_fa4(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
+) -> bool:
+    """Whether FlashAttention-4 is installed and faster here (`benchmarks/kernels/attention.py`, measured on an H200)."""
+    return FOUND["flash-attn-4"] and is_tracked(q, k, v) and q.shape[1] >= FA4_TOKENS and is_hopper(q.device)
+
+
 SOFTMAX_ATTENTION = Op(
     "softmax_attention",
     softmax_attention_reference,
     (
+        Backend("fa4", "seqarch.kernels.flash4:attend", "flash-attn-4", obstacle=_fa4_obstacle, automatic=prefers_fa4),
         Backend("sdpa", _sdpa, obstacle=_sdpa_obstacle, float64=True),
         Backend("flex", flex_softmax_attention, peer=True),
         Backend("varlen", varlen_softmax_attention, obstacle=_varlen_obstacle, automatic=False),
