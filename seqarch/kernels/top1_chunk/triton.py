@@ -34,9 +34,6 @@ SHORT = 128
 LISTED = 64
 """Queries of a block that share a list of the slots whose masses exact selection compares."""
 
-BY_FMA = 4
-"""Exact selection computes one of so many powers on the FMA units."""
-
 LONG = 2048
 """From this number of mean keys on, approximate selection first takes the products with their high parts only."""
 
@@ -224,7 +221,7 @@ def _select_exact(
                 q, k, layout.starts, layout.own, layout.first, longest, lists, counts, full, chunks, *strides(q),
                 *strides(k), H, HK, Tq, Tk, Tk - Tq, triton.cdiv(Tq, LISTED), layout.slots, scale,
                 chunk_size, D, padded(D), BT, layout.starts is not None, precision(q), mode, group,
-                *_kept(remote_chunks), parts, BY_FMA, num_warps=warps, num_stages=stages,
+                *_kept(remote_chunks), parts, num_warps=warps, num_stages=stages,
             )  # fmt: skip
 
 

@@ -92,42 +92,7 @@ def candidates_kernel(
 
 
 @triton.jit
-def fma_exp2(x):
-    """2^x for |x| < 126 on the FMA units, which have eight times the rate of the units for `exp2`.
-
-    The integer n next to x goes into the exponent of a minimax polynomial of 2^(x - n). Its error, 2^-22, is that of
-    `exp2`.
-    """
-    shifted = x + 12582912.0  # 1.5 * 2^23: the sum is rounded to an integer, which its low bits hold
-    f = x - (shifted - 12582912.0)
-    power = ((((1.327647205e-3 * f + 9.675541385e-3) * f + 5.550713274e-2) * f + 0.2402211972) * f + 0.6931469671) * f
-    exponent = shifted.to(tl.int32, bitcast=True) << 23
-    return (exponent + (power + 1.000000072).to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def sum_exp2(x, BY_FMA: tl.constexpr):
-    """`sum_j 2^x_ij` of `x [BT, N]`, with every BY_FMA-th power by `fma_exp2`, so that both units have work.
-
-    A thread has two neighbours in each group of eight columns, so it splits its own registers.
-    """
-    if BY_FMA == 0 or x.shape[1] < 16:
-        b_sum = tl.sum(tl.exp2(x), 1)
-    else:
-        BT: tl.constexpr = x.shape[0]
-        N: tl.constexpr = x.shape[1]
-        even, odd = tl.split(tl.permute(tl.reshape(x, [BT, N // 16, 2, 8]), [0, 1, 3, 2]))
-        if BY_FMA == 2:
-            b_sum = tl.sum(tl.reshape(tl.exp2(even) + fma_exp2(odd), [BT, N // 2]), 1)
-        else:
-            left, right = tl.split(tl.reshape(odd, [BT, N // 16, 4, 2]))
-            b_sum = tl.sum(tl.reshape(tl.exp2(even), [BT, N // 2]), 1)
-            b_sum += tl.sum(tl.reshape(tl.exp2(left) + fma_exp2(right), [BT, N // 4]), 1)
-    return b_sum
-
-
-@triton.jit
-def chunk_mass(b_s, b_part, scale, bound, MODE: tl.constexpr, BY_FMA: tl.constexpr):
+def chunk_mass(b_s, b_part, scale, bound, MODE: tl.constexpr):
     """A number that grows with `sum_j exp(scale * s_ij)`; modes are not comparable with each other.
 
     `b_part` is that of the keys before these, or none: 0, and for "safe" -inf.
@@ -143,7 +108,7 @@ def chunk_mass(b_s, b_part, scale, bound, MODE: tl.constexpr, BY_FMA: tl.constex
         c4 = scale * scale * scale * scale / 24.0
         return b_part + tl.sum((((b_s * c4 + c3) * b_s + c2) * b_s + c1) * b_s, 1)
     if MODE == "plain":
-        return b_part + sum_exp2(b_s * (scale * LOG2E), BY_FMA)
+        return b_part + tl.sum(tl.exp2(b_s * (scale * LOG2E)), 1)
     b_s = b_s * (scale * LOG2E)
     b_m = tl.maximum(tl.max(b_s, 1), b_part)
     return b_m + tl.log2(tl.exp2(b_part - b_m) + tl.sum(tl.exp2(b_s - b_m[:, None]), 1))
@@ -188,15 +153,14 @@ def load_chunk(k, key, stride_kt, Tk, C: tl.constexpr, D: tl.constexpr, BD: tl.c
 
 @triton.jit
 def keep_mass(
-    b_s, s, part, b_own, b_first, kept, b_part, scale, bound,
-    MODE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, BY_FMA: tl.constexpr,
+    b_s, s, part, b_own, b_first, kept, b_part, scale, bound, MODE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """Keeps slot `s` for the queries whose mass of it is heavy enough, from the products `b_s` of one of its parts.
 
     `kept` are masses and slots, and `b_part` is the mass of the parts before. A slot is kept with its last part.
     """
     b_part = tl.where(part > 0, b_part, float("-inf") if MODE == "safe" else 0.0)
-    b_mass = chunk_mass(b_s, b_part, scale, bound, MODE, BY_FMA)
+    b_mass = chunk_mass(b_s, b_part, scale, bound, MODE)
     b_slot = tl.zeros(b_own.shape, tl.int32) + s
     allowed = (s < b_own) & (s >= b_first) & (part == PARTS - 1)
     return keep_heavier(b_mass, b_slot, allowed, kept[0], kept[1], K), b_mass
@@ -208,7 +172,7 @@ def select_exact_kernel(
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, blocks, slots, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, MODE: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-    PARTS: tl.constexpr, BY_FMA: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     """The K slots of largest mass for a block of queries, among those listed or all earlier ones; the last blocks take
     longest.
@@ -245,6 +209,6 @@ def select_exact_kernel(
             # The next key, looked up ahead of its turn. A list looks up its own.
             key = slot_start(starts, (i + 1) // PARTS, Tk, C, PACKED) + (i + 1) % PARTS * (C // PARTS)
             b_s = tl.dot(b_q, b_k, input_precision=PRECISION)
-            kept, b_part = keep_mass(b_s, s, part, b_own, b_first, kept, b_part, scale, bound, MODE, K, PARTS, BY_FMA)
+            kept, b_part = keep_mass(b_s, s, part, b_own, b_first, kept, b_part, scale, bound, MODE, K, PARTS)
         o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
         store_chunks(chunks + o_out, kept[0], kept[1], b_first, o_t < Tq, K, BK)
