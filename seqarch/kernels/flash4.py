@@ -3,6 +3,7 @@
 Its backward pass adds in a fixed order here, so that a resumed run has the bits of one without a break.
 """
 
+import functools
 from importlib.metadata import version
 from typing import Any
 
@@ -30,9 +31,10 @@ def _empty(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(B, H, T, dtype=torch.float32)
 
 
+@functools.cache
 def _function(name: str) -> Any:
-    if version("flash-attn-4") != TESTED:
-        found = version("flash-attn-4")
+    found = version("flash-attn-4")
+    if found != TESTED:
         raise UserError(f"flash-attn-4 {found} is installed, and seqarch calls {TESTED}: {INSTALL['flash-attn-4']}")
     return load_function(f"flash_attn.cute.interface:{name}")
 

@@ -127,6 +127,7 @@ OF_THEIR_NAME = (
 """Formulas of the operators that are called like them."""
 FORMULAS: dict[str, Formula] = {
     **{formula.__name__: formula for formula in OF_THEIR_NAME},
+    "laid_out": none,
     "flash4_backward": twice(flash4_forward, 1),
     "flash4_forward": flash4_forward,
     "gated_norm_backward": none,

@@ -12,6 +12,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, sdpa
+from seqarch.kernels.launch import operator
 from seqarch.kernels.op import Backend, Op, load_function
 from seqarch.kernels.packages import FOUND, is_hopper
 from seqarch.kernels.packed import per_document
@@ -50,9 +51,10 @@ def softmax_attention(
         alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores (ALiBi, arXiv 2108.12409). No gradient.
         cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); attention and distances
             restart at each.
-        backend: "auto", "reference", "fa4" (FlashAttention-4, in half precision), "sdpa" (without window, ALiBi and packed documents; whole sequences, one new
-            token and, in half precision without gradients, pieces), "flex" (FlexAttention) or "varlen" (FlashAttention,
-            for packed documents whose longest is known, in half precision).
+        backend: "auto", "reference", "fa4" (FlashAttention-4, in half precision, without ALiBi), "sdpa" (without
+            window, ALiBi and packed documents; whole sequences, one new token and, in half precision without gradients,
+            pieces), "flex" (FlexAttention) or "varlen" (FlashAttention, for packed documents whose longest is known,
+            in half precision).
 
     Returns:
         `[B, Tq, H, D]` in the dtype of `q`, or of autocast if it is on.
@@ -114,7 +116,7 @@ def flex_softmax_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor:
     Tq, Tk = q.shape[1], k.shape[1]
-    starts = first_visible(Tq, Tk, window, cu_seqlens, q.device)
+    starts = laid_out(first_visible(Tq, Tk, window, cu_seqlens, q.device))
     score_mod = None if slopes is None else alibi_score(slopes, first_position(Tq, Tk))
     return flex_attend(q, k, v, scale, banded_block_mask(starts, Tk), score_mod)
 
@@ -141,6 +143,16 @@ def first_position(Tq: int, Tk: int) -> int:
 @functools.cache
 def _compiled_flex_attention() -> Callable[..., Any]:
     return torch.compile(flex_attention)
+
+
+@operator("seqarch::laid_out", torch.empty_like)
+def laid_out(t: Tensor) -> Tensor:
+    """A copy that compiled graphs do not look into.
+
+    FlexAttention's masks hold only tensors with a fixed layout. In graphs for changing lengths, what the graph computes
+    itself has none (Inductor of PyTorch 2.11).
+    """
+    return t.clone()
 
 
 def first_visible(Tq: int, Tk: int, window: int | None, cu_seqlens: Tensor | None, device: torch.device) -> Tensor:
@@ -266,15 +278,15 @@ def _fa4_obstacle(
 ) -> str | None:
     if slopes is not None:
         return "it does not take ALiBi"
-    if q.dtype == torch.float32 or q.shape[3] % 8 or q.shape[3] > 256:
-        return "it takes half precision and heads of at most 256 dims, a multiple of 8"
+    if q.dtype == torch.float32 or q.shape[3] not in (64, 128, 192, 256):  # of 40 dims it has wrong gradients
+        return "it takes half precision and heads of 64, 128, 192 or 256 dims"
     return None
 
 
 def prefers_fa4(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> bool:
-    """Whether FlashAttention-4 is installed and faster here (`benchmarks/kernels/attention.py`, measured on an H200)."""
+    """Whether FlashAttention-4 is installed and faster here, as `benchmarks/kernels/dense.py` measured on an H200."""
     return FOUND["flash-attn-4"] and is_tracked(q, k, v) and q.shape[1] >= FA4_TOKENS and is_hopper(q.device)
 
 

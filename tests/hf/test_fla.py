@@ -85,7 +85,10 @@ def token_shift(x, *rest, **options):
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
-    """A device on which fla's models run: on a CPU with references in place of its kernels."""
+    """A device on which fla's models run: on a CPU with references in place of its kernels.
+
+    On a GPU, sequences of up to 64 tokens go through its recurrent kernels, which compute in float32.
+    """
     if request.param == "cpu":
         from fla.modules.activations import ACT2FN
         from fla.ops.rwkv7.fused_addcmul import torch_addcmul_rwkv7
@@ -128,10 +131,9 @@ def published(name, folder, device="cpu") -> Any:
 def test_logits_are_those_of_fla_and_export_gives_its_tensors_back(name, device, tmp_path):
     theirs = published(name, tmp_path / "published", device)
     run = import_model(tmp_path / "published", tmp_path / "run", tokenizer="byte")
-    lm = seqarch.load(run)[0].to(device)
-    tokens = torch.randint(0, 300, (2, 70), device=device)
+    tokens = torch.randint(0, 300, (2, 60), device=device)
     expected = theirs(tokens).logits
-    torch.testing.assert_close(lm(tokens), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(seqarch.load(run)[0](tokens.cpu()), expected.cpu(), atol=1e-4, rtol=1e-4)
     cli.run(["export", str(run), "--out", str(tmp_path / "back"), "--as", theirs.config.model_type])
     kernels = dict.fromkeys(("fuse_norm", "fuse_swiglu"), False)
     config = type(theirs.config).from_pretrained(tmp_path / "back", **kernels)

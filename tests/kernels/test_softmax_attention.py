@@ -94,13 +94,14 @@ def test_flex_masks_and_scores_mean_the_same(window):
 
 
 @pytest.mark.parametrize("chunks", [False, True])
-def test_masks_of_a_graph_for_many_lengths_capture_no_expression(chunks):
-    """FlexAttention on CUDA lowers captured tensors and symbols, but no expression of symbols such as `Tk - Tq`."""
+def test_masks_of_a_graph_for_many_lengths_capture_what_has_a_layout(chunks):
+    """FlexAttention on CUDA lowers captured symbols, not expressions of them such as `Tk - Tq`, and tensors of which it
+    knows the layout: results of operators, not what the graph computes itself."""
     captured = []
 
     def backend(graph, _):
         calls = [node for node in graph.graph.nodes if "flex_attention" in str(node.target)]
-        captured.extend(argument.meta["example_value"] for node in calls for argument in node.args[-1])
+        captured.extend(argument for node in calls for argument in node.args[-1])
         return graph
 
     def attend(q, k, v, cu_seqlens):
@@ -112,6 +113,8 @@ def test_masks_of_a_graph_for_many_lengths_capture_no_expression(chunks):
     torch.compiler.reset()
     q = torch.randn(1, 256, 2, 16)
     torch.compile(attend, backend=backend, dynamic=True)(q, q, q, torch.tensor([0, 100, 256], dtype=torch.int32))
-    symbols = [each.node.expr for each in captured if isinstance(each, torch.SymInt)]
+    values = [each.meta["example_value"] for each in captured]
     assert captured
-    assert all(expression.is_Symbol for expression in symbols)
+    assert all(value.node.expr.is_Symbol for value in values if isinstance(value, torch.SymInt))
+    tensors = [each for each, value in zip(captured, values, strict=True) if isinstance(value, torch.Tensor)]
+    assert {str(each.target) for each in tensors} == {"seqarch.laid_out.default"}

@@ -14,7 +14,7 @@ from seqarch.mixers.gated_delta_net2 import GatedDeltaNet2
 from seqarch.testing import MixerSuite
 from seqarch.testing.compare import relative_error
 from tests.kernels import inputs
-from tests.kernels.precision import TF32_TOLERANCE
+from tests.kernels.precision import SLACK, TF32_TOLERANCE
 from tests.mixers.gradients import outputs_and_gradients
 
 
@@ -125,8 +125,10 @@ def test_on_cuda_it_is_the_layer_of_fla_and_the_float64_reference() -> None:
     }.items():
         assert relative_error(ours[name], theirs[theirs_name]) < TF32_TOLERANCE, name
     exact = outputs_and_gradients(mixer.cpu().double(), x.cpu().double(), lambda module, x: module(x))
+    # decays get their gradient as differences that cancel (tests/kernels/precision.py): the bound is fla's own error
+    bounds = {"A_log": max(TF32_TOLERANCE, SLACK * relative_error(theirs["A_log"].cpu(), exact["A_log"]))}
     for name, expected in exact.items():
-        assert relative_error(ours[name].cpu(), expected) < TF32_TOLERANCE, name
+        assert relative_error(ours[name].cpu(), expected) < bounds.get(name, TF32_TOLERANCE), name
 
 
 def test_starts_as_published() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from seqarch.kernels.softmax_attention import first_position, first_visible, flex_attend, partial_block_mask
+from seqarch.kernels.softmax_attention import first_position, first_visible, flex_attend, laid_out, partial_block_mask
 
 
 def flex_top1_chunk_attention(
@@ -28,10 +28,9 @@ def chunk_visibility(chunks: Tensor, chunk_size: int, document: Tensor) -> Calla
     Tq = chunks.shape[1]
     offset = first_position(Tq, document.shape[0])
     position = torch.arange(document.shape[0], device=document.device, dtype=torch.int32)
-    chunk_of = position - (position - document) % chunk_size
+    chunk_of = laid_out(position - (position - document) % chunk_size)
     first_key = document[offset:].view(Tq, 1)
-    # One tensor each: Inductor (PyTorch 2.11) cannot lower a mask that captures a view of a tensor not yet computed.
-    selected = [torch.where(each >= 0, first_key + each * chunk_size, -1) for each in chunks.unbind(-1)]
+    selected = [laid_out(torch.where(each >= 0, first_key + each * chunk_size, -1)) for each in chunks.unbind(-1)]
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         chunk = chunk_of[j]
