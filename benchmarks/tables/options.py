@@ -1,24 +1,29 @@
 """What document masks, Muon and large vocabularies cost, and what masks do to drafts.
 
-python -m benchmarks.tables.options      # writes docs/results/masks.csv from the records in benchmarks/exam_draft
+python -m benchmarks.tables.options
+
+writes docs/results/masks.csv and optimizers.csv from the records in benchmarks/exam_draft.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 
 from benchmarks.budget_tables import losses, pairs
+from benchmarks.budget_tables import rate as learning_rate
 from benchmarks.exam_records import unpack
 from benchmarks.tables.kernels import Rows, Table, digits
 from benchmarks.tables.kernels import read as kernels
 from benchmarks.tables.results import RESULTS
 from benchmarks.tables.speed import FOLDER, rate, read
-from seqarch.report.runs import load_run
+from seqarch.report.runs import Run, load_run
 from seqarch.tables import read_csv, write_csv
 
 MASKS = RESULTS / "masks.csv"
-MASKED = "-mask"
+OPTIMIZERS = RESULTS / "optimizers.csv"
+MASKED, MUON = "-mask", "-muon"
 COMPARED = "mamba2"
 """The reference of the gaps: its runs with and without a mask are complete."""
 
@@ -91,18 +96,67 @@ def masks() -> Table:
     return table
 
 
-def write(path: Path = MASKS) -> None:
-    """The last losses, the mean over the five OOD domains, and the gaps among runs with a mask and among the others."""
-    found = []
+def optimizers() -> Table:
+    """Drafts with AdamW and with Muon, each at the best of its rates."""
+    rows = read_csv(OPTIMIZERS)
+    table = [["model", "AdamW, in-domain loss", "Muon", "rate", f"gap to `{COMPARED}`, AdamW", "Muon"]]
+    for name in dict.fromkeys(row["model"] for row in rows):
+        adamw, *muon = [row for row in rows if row["model"] == name]
+        best = min(muon, key=lambda row: float(row["in_domain"]))
+        gaps = [f"{float(row['gap']):+.3f}" if row["gap"] else "-" for row in (adamw, best)]
+        cells = [f"{float(row['in_domain']):.3f}" for row in (adamw, best)]
+        table.append([f"`{name}`", *cells, f"{float(best['learning_rate']):g}", *gaps])
+    return table
+
+
+def _in_domain(run: Run) -> float:
+    models = run.finished_models()
+    assert models is not None
+    return round(float(models.in_domain[-1]), 6)
+
+
+def _named(run: Run, name: str) -> Run:
+    return dataclasses.replace(run, name=name)
+
+
+def _drafts(folders: list[Path]) -> list[tuple[str, int, float, float, float | str]]:
+    """Model, tokens, last in-domain loss, mean over the five OOD domains, and the gap among these runs."""
+    runs = [load_run(run) for run in folders]
+    gaps = {(name, tokens): gap for name, _, tokens, gap in pairs(runs, COMPARED)}
+    last = {row[0]: row for row in losses(runs)}
+    return [
+        (name, tokens, in_domain, ood, gaps.get((name, tokens), ""))
+        for name, (_, _, _, tokens, in_domain, ood, *_) in last.items()
+    ]
+
+
+def write(masks: Path = MASKS, optimizers: Path = OPTIMIZERS) -> None:
+    """The last losses and the gaps of drafts: among runs with a mask, among runs with Muon and among the others.
+
+    Muon's gaps are those between each model's best rates.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        folders = sorted(unpack(FOLDER / "exam_draft", Path(folder)))
-        for mask in ("no", "yes"):
-            runs = [load_run(run) for run in folders if run.parent.name.endswith(MASKED) == (mask == "yes")]
-            gaps = {(name, tokens): gap for name, _, tokens, gap in pairs(runs, COMPARED)}
-            last = {row[0]: row for row in losses(runs)}
-            for name, (_, _, _, tokens, in_domain, ood, *_) in last.items():
-                found.append((name, mask, tokens, in_domain, ood, gaps.get((name, tokens), "")))
-    write_csv(path, ("model", "mask", "tokens", "in_domain", "ood", "gap"), sorted(found))
+        records = sorted(unpack(FOLDER / "exam_draft", Path(folder)))
+        plain = [run for run in records if "-" not in run.parent.name]
+        masked = [run for run in records if run.parent.name.endswith(MASKED)]
+        rows = [(name, mask, *rest) for mask, runs in (("no", plain), ("yes", masked)) for name, *rest in _drafts(runs)]
+        write_csv(masks, ("model", "mask", "tokens", "in_domain", "ood", "gap"), sorted(rows))
+        tried: dict[str, list[Run]] = {}
+        for run in (load_run(run) for run in records if MUON in run.parent.name):
+            tried.setdefault(run.name.partition("-")[0], []).append(run)
+        rates = [(run, name) for name, runs in tried.items() for run in runs]
+        best = {name: min(runs, key=_in_domain) for name, runs in tried.items()}
+        gaps = {name: gap for name, _, _, gap in pairs([_named(run, name) for name, run in best.items()], COMPARED)}
+        found = [
+            (name, "Muon", learning_rate(run), _in_domain(run), gaps.get(name, "") if run is best[name] else "")
+            for run, name in rates
+        ]
+        adamw = {run.name: run for run in map(load_run, plain)}
+        gaps = {name: gap for name, _, _, gap in pairs(list(adamw.values()), COMPARED)}
+        found += [
+            (name, "AdamW", learning_rate(adamw[name]), _in_domain(adamw[name]), gaps.get(name, "")) for name in tried
+        ]
+    write_csv(optimizers, ("model", "optimizer", "learning_rate", "in_domain", "gap"), sorted(found))
 
 
 if __name__ == "__main__":

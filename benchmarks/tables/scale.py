@@ -34,6 +34,23 @@ def rates_across_widths() -> Table:
     return table
 
 
+def rates_of_110m() -> Table:
+    """In-domain loss by learning rate of Transformer++ at 42M and at 110M parameters, with and without the rule."""
+    rows: dict[tuple[str, str], dict[float, str]] = {}
+    for row in read_csv(TRANSFER.with_name("transfer_h200.csv")):
+        rows.setdefault((row["model"], row["base_width"]), {})[float(row["learning_rate"])] = row["in_domain"]
+    rates = sorted({rate for losses in rows.values() for rate in losses})
+    table = [["", *(f"{rate:g}" for rate in rates)]]
+    for (model, base), losses in sorted(rows.items(), reverse=True):
+        name = f"`{model}`, `base_width` {base}" if base else f"`{model}`"
+        best = min(losses, key=lambda rate: float(losses[rate]))
+        cells = [f"{float(losses[rate]):.3f}" if rate in losses else "-" for rate in rates]
+        table.append(
+            [name, *(f"**{cell}**" if rate == best else cell for rate, cell in zip(rates, cells, strict=True))]
+        )
+    return table
+
+
 def later_decisions() -> str:
     """How many pairs of models the gaps at 340M tokens order as those at 1.02B, with zero for the reference."""
     rows = read_csv(RESULTS / "fourteen/pairs.csv")

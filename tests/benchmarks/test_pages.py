@@ -96,7 +96,7 @@ def test_orders_of_speed() -> None:
     for ratio in (speed.trains_long, speed.keeps_long):
         assert float(ratio("top1_chunk_approx")) > float(ratio("top1_chunk")) > 1
     assert min(float(row[3]) for row in speed.gpus()[1:]) > 1.9
-    by_kernel = {tuple(row[:2]): float(row[4].removesuffix(" x")) for row in speed.dense()[1:]}
+    by_kernel = {tuple(row[:2]): float(row[5].removesuffix(" x")) for row in speed.dense()[1:]}
     assert all((ratio < 1) == (kernel == "Top-1 element") for (kernel, _), ratio in by_kernel.items() if ratio != 1)
 
 
@@ -114,7 +114,8 @@ def test_records_give_the_published_files(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_records_of_drafts_give_the_published_losses_and_masks_keep_their_gaps(tmp_path: Path) -> None:
-    options.write(tmp_path / "masks.csv")
+    options.write(tmp_path / "masks.csv", tmp_path / "optimizers.csv")
+    assert read_csv(tmp_path / "optimizers.csv") == read_csv(options.OPTIMIZERS)
     rows = read_csv(tmp_path / "masks.csv")
     assert rows == read_csv(options.MASKS)
     gaps = {(row["model"], row["mask"]): float(row["gap"]) for row in rows if row["gap"]}
