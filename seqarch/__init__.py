@@ -5,15 +5,17 @@ if TYPE_CHECKING:
     from seqarch.experiment.experiment import Experiment
     from seqarch.experiment.load import generate_text, load
     from seqarch.report.comparison import compare
+    from seqarch.report.runs import load_run
 
 __version__ = "0.2.0"
-__all__ = ["Experiment", "__version__", "compare", "generate_text", "load"]
+__all__ = ["Experiment", "__version__", "compare", "generate_text", "load", "load_run"]
 
 _HOMES = {
     "Experiment": "seqarch.experiment.experiment",
     "compare": "seqarch.report.comparison",
     "generate_text": "seqarch.experiment.load",
     "load": "seqarch.experiment.load",
+    "load_run": "seqarch.report.runs",
 }
 """Where the names are that take long to import."""
 
@@ -27,4 +29,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__  # what TAB shows

@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import logging
 import os
 import re
 import sys
@@ -79,7 +78,9 @@ def run(args: list[str]) -> None:
 
         print_completion(args)
     elif command in TRAINING:
-        _train(command, args[1:])
+        from seqarch.cli.training import train
+
+        train(command, args[1:])
     elif command.startswith("-"):
         raise UserError(f"{command} is in the place of the command: write seqarch fit {' '.join(args)}")
     else:  # these start at once: no training stack is imported
@@ -97,18 +98,6 @@ def _of_the_user(error: Exception) -> str | None:
     if isinstance(error, ValueError) and re.search("null (byte|character)", str(error)):
         return "the name of a file or folder holds a null byte: leave it out"
     return of_memory(error)
-
-
-def _train(command: str, args: list[str]) -> None:
-    warnings.filterwarnings("ignore", module="lightning")
-    # torch says so when it traces an RMSNorm of bf16 activations and fp32 weights, which is what autocast means
-    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
-    from seqarch.cli.training import train
-
-    for name in ("lightning.pytorch", "lightning.fabric"):  # they set their level when they are imported
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # else they show no result
-    train(command, args)
 
 
 def _overview() -> argparse.ArgumentParser:

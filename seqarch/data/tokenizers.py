@@ -36,6 +36,9 @@ class Tokenizer(abc.ABC):
     files: Mapping[str, bytes] = {}
     """What a copy of it consists of, by file name; nothing where it is code."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} '{self.name}' of {self.vocab_size:,} tokens>"
+
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]: ...
 

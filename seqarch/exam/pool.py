@@ -7,7 +7,6 @@ import contextlib
 import gc
 import io
 import itertools
-import logging
 import multiprocessing
 import os
 import signal
@@ -66,11 +65,7 @@ def share_cores(gpus: Sequence[str | None]) -> int | None:
 
 def work(call: Call) -> str:
     """`fit` in a process of its own, without the messages of libraries."""
-    from seqarch.experiment import experiment  # noqa: F401  Lightning sets its levels when it is imported
-
     warnings.filterwarnings("ignore")
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     in_terminal = sys.stdout.isatty()  # where the exam keeps a line about the runs
     with contextlib.redirect_stdout(io.StringIO()) if in_terminal else contextlib.nullcontext():
         error = fit(call)

@@ -2,12 +2,14 @@
 
 import contextlib
 import itertools
+import logging
 import os
 import re
 import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -213,6 +215,26 @@ def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_chatter() -> Iterator[None]:
+    """Around a call of Lightning: no tips, no list of devices, no warnings about its own code; errors stay."""
+    levels = {"lightning.pytorch": logging.WARNING, "lightning.fabric": logging.WARNING}
+    levels["lightning.pytorch.profilers"] = logging.INFO  # else they show no result
+    loggers = {logging.getLogger(name): level for name, level in levels.items()}
+    before = {logger: logger.level for logger in loggers}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        # torch says so when it traces an RMSNorm of bf16 activations and fp32 weights, which is what autocast means
+        warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+        try:
+            for logger, level in loggers.items():
+                logger.setLevel(level)
+            yield
+        finally:
+            for logger, level in before.items():
+                logger.setLevel(level)
+
+
+@contextlib.contextmanager
 def user_errors_of_lightning(
     *, of_trainer_options: bool = False, checkpoint: str | Path | None = None
 ) -> Iterator[None]:
@@ -223,7 +245,8 @@ def user_errors_of_lightning(
         checkpoint: what Lightning reads.
     """
     try:
-        yield
+        with without_chatter():
+            yield
     except Exception as error:
         of_options = isinstance(error, OF_TRAINER) or str(error).startswith(OF_OPTIONS)
         of_options |= of_trainer_options and isinstance(error, OF_CONSTRUCTOR)

@@ -16,6 +16,7 @@ from seqarch.data.packing import as_documents
 from seqarch.errors import SeqarchWarning, UserError, say, several
 from seqarch.evaluation import Task
 from seqarch.evaluation.registry import as_tasks
+from seqarch.evaluation.results import values
 from seqarch.experiment.checks import (
     check_accelerator,
     check_destinations,
@@ -34,11 +35,13 @@ from seqarch.experiment.run import (
     outcome,
     recipe_of_run,
 )
+from seqarch.experiment.tree import modules_of_classes
 from seqarch.model import SequenceLM
 from seqarch.plugins import check_parsed, split_allowed
 from seqarch.runs.keys import flatten
 from seqarch.runs.layout import named_checkpoint, newest_checkpoint
-from seqarch.runs.record import is_finished
+from seqarch.runs.record import is_finished, status
+from seqarch.runs.results import Value
 from seqarch.training import LanguageModel
 from seqarch.training.branches import branch_config, branch_steps, unfinished_branches
 from seqarch.training.checkpoint import other_model, read_checkpoint
@@ -74,7 +77,8 @@ class Experiment:
         parser: ArgumentParser | None = None,
     ) -> None:
         args, allowed = split_allowed(recipe_of_run(several(args)))
-        self.allow_code = (*several(allow_code), *allowed)
+        given = sorted(modules_of_classes([recipe or {}, overrides or {}]))  # whoever gives a class trusts it
+        self.allow_code = (*several(allow_code), *allowed, *given)
         named = {*(arg.partition("=")[0] for arg in args), *(f"--{key}" for key in flatten(overrides or {}))}
         self._names_root = bool(named & {"--data", "--data.root"})
         self._parser = parser or recipe_parser()
@@ -103,6 +107,14 @@ class Experiment:
         """
         args, content = ([], recipe) if isinstance(recipe, Mapping) else (["--config", str(recipe)], None)
         return cls(args, content, overrides, allow_code=allow_code)
+
+    def __repr__(self) -> str:
+        model, folder = self.config["model"], self.run_folder
+        mixers = ", ".join(spec["class_path"].rpartition(".")[2] for spec in model["mixers"].values())
+        size = f"{model['n_layers']} layers of {mixers}, d_model {model['d_model']}"
+        state = status(folder) if folder else ""
+        run = f"run_dir {folder} ({'not begun' if state == 'missing' else state})" if folder else "no run_dir"
+        return f"<Experiment: {size}, {self.options.trainer.max_steps} steps, {run}>"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -238,8 +250,8 @@ class Experiment:
         *,
         whole: bool = False,
         verbose: bool = False,
-    ) -> dict[str, float]:
-        """Return the metrics of a checkpoint by their tags.
+    ) -> dict[str, Value]:
+        """Return the metrics of a checkpoint by their tags: numbers, with `low` and `high` of a 95 % interval.
 
         Args:
             tasks: what is scored: tasks, or words of `seqarch eval --tasks`. By default the loss by domain and the
@@ -275,7 +287,7 @@ class Experiment:
             measure(parts.model, datamodule=parts.data, ckpt_path=checkpoint, verbose=verbose, weights_only=True)
         if parts.model.scores is None:
             raise UserError("trainer.limit_val_batches or limit_test_batches is 0 and measures nothing: leave it out")
-        return parts.model.scores.metrics
+        return values(parts.model.scores)
 
     @property
     def _parts(self) -> Namespace:

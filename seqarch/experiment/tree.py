@@ -58,7 +58,7 @@ def read_text(text: str) -> Tree:
 
 
 def read_plain(value: Any, name: str = "the recipe", *, arrays: bool = True) -> Tree:
-    """A mapping, list or scalar of Python.
+    """A mapping, list or scalar of Python; a class becomes its name.
 
     Args:
         value: what is read.
@@ -74,11 +74,33 @@ def read_plain(value: Any, name: str = "the recipe", *, arrays: bool = True) -> 
         value = value.tolist()
     if isinstance(value, list | tuple):
         return Tree([read_plain(part, name, arrays=arrays) for part in value])
+    if isinstance(value, type):
+        value = name_of_class(value)
     if isinstance(value, Path):
         value = str(value)
     if not isinstance(value, str | int | float | None):
-        raise UserError(f"{name} holds {value!r}: expected plain values, as in a file")
+        raise UserError(f"{name} holds {value!r}: expected plain values and classes")
     return Tree(value, text=value if isinstance(value, str) else None)
+
+
+def name_of_class(value: type) -> str:
+    """The name by which a class can be imported.
+
+    Raises:
+        UserError: there is none, as for a class that a function made.
+    """
+    path = f"{value.__module__}.{value.__qualname__}"
+    if "<" in path:
+        raise UserError(f"{path} cannot be imported by its name: define the class at the top of a module or script")
+    return path
+
+
+def modules_of_classes(value: Any) -> set[str]:
+    """The modules of the classes in nested mappings and lists of Python."""
+    if isinstance(value, type):
+        return {value.__module__}
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return {module for part in inside for module in modules_of_classes(part)}
 
 
 def _of_node(node: Any, path: str = "") -> Tree:

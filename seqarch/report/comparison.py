@@ -86,7 +86,7 @@ class Comparison:
         refusals = [one.refusal for one in self.findings.comparisons.values() if one.refusal and one.finished is None]
         return [*refusals, *self.findings.diverged]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.table
 
     def _repr_html_(self) -> str:

@@ -12,7 +12,7 @@ from seqarch.errors import UserError, check_known
 from seqarch.report.documents import DocumentLosses, Draw, read_documents, stack_documents
 from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.runs import tags
-from seqarch.runs.curves import Curve, read_curves
+from seqarch.runs.curves import Curve, Curves, read_curves
 from seqarch.runs.files import MOST, check_folder, is_label
 from seqarch.runs.keys import flatten, may_differ
 from seqarch.runs.layout import CONFIG, CURVES, RECORD, branches
@@ -90,10 +90,13 @@ class Run:
     seed: int
     facts: dict[str, Any]
     config: dict[str, Any]
-    curves: dict[str, Curve]
+    curves: Curves
     steps: int
     tokens: int
     only: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}, seed {self.seed}: {self.steps:,} steps, {self.tokens:,} tokens ({self.status})>"
 
     @property
     def role(self) -> Role:
@@ -276,7 +279,7 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
     config = read_config(folder)
     growing = facts.get("status") != "finished"
     if facts.get("imported"):
-        return Run(folder, facts["name"], facts["seed"], facts, config, {}, 0, 0, domains)
+        return Run(folder, facts["name"], facts["seed"], facts, config, Curves(), 0, 0, domains)
     curves, steps, tokens = read_curves(folder / CURVES, growing, None if growing else facts.get("curves"))
     if not growing and tags.TRAIN_LOSS in curves and steps < (facts.get("max_steps") or 0):
         with says_what_is_left(folder / CURVES):  # TrainLoss ends every finished run with a row

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 from seqarch.runs import tags
 from seqarch.runs.files import MOST, is_label, read_text
 from seqarch.runs.record import says_what_is_left
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,25 @@ class Curve:
     step: "np.ndarray"
     tokens: "np.ndarray"
     value: "np.ndarray"
+
+
+class Curves(dict[str, Curve]):
+    """The curves of a run by their tags."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} curves: {', '.join(self)}>"
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per step, one column per tag and `tokens`; nan where nothing was measured.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        with refused("a data frame needs pandas: pip install pandas", ImportError):
+            import pandas
+        tokens = {step: n for curve in self.values() for step, n in zip(curve.step, curve.tokens, strict=True)}
+        columns = {tag: pandas.Series(curve.value, curve.step) for tag, curve in self.items()}
+        return pandas.DataFrame({"tokens": tokens, **columns}).sort_index().rename_axis("step")
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
@@ -47,7 +67,7 @@ def checksum(rows: Iterable[Mapping[str, str]], before: int = 0) -> int:
     return before
 
 
-def read_curves(path: Path, growing: bool, noted: Any = None) -> tuple[dict[str, Curve], int, int]:
+def read_curves(path: Path, growing: bool, noted: Any = None) -> tuple[Curves, int, int]:
     """The curves by tag, the last step and its tokens. `noted` is the checksum of the rows when the run ended.
 
     A last line without a line break is left out if the file was `growing`, until its process ended or still. A row
@@ -63,7 +83,7 @@ def read_curves(path: Path, growing: bool, noted: Any = None) -> tuple[dict[str,
         return _curves(path, complete, noted)
 
 
-def _curves(path: Path, text: str, noted: Any) -> tuple[dict[str, Curve], int, int]:
+def _curves(path: Path, text: str, noted: Any) -> tuple[Curves, int, int]:
     header, rows = _parsed(path, text)
     _check_header(path, header)
     if noted not in (None, checksum(dict(zip(header, cells, strict=True)) for _, cells, _ in rows)):
@@ -83,7 +103,7 @@ def _curves(path: Path, text: str, noted: Any) -> tuple[dict[str, Curve], int, i
             logged[tag].append((step, tokens, value))
     import numpy as np
 
-    curves = {}
+    curves = Curves()
     for tag, points in logged.items():
         table = np.array(points, dtype=np.float64).reshape(-1, 3)
         curves[tag] = Curve(table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2])

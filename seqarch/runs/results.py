@@ -39,15 +39,22 @@ def interval(samples: np.ndarray) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-@dataclass(frozen=True)
-class Value:
-    """A metric: its value, the 95 % interval over the samples, their number, and the value of a guess."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Value(float):
+    """A metric, a number with its 95 % interval over the samples, their number, and the value of a guess."""
 
     value: float
     low: float | None = None
     high: float | None = None
     n: int | None = None
     chance: float | None = None
+
+    def __new__(cls, value: float, *_: Any, **facts: Any) -> "Value":
+        return super().__new__(cls, value)
+
+    def __repr__(self) -> str:
+        known = self.low is not None and self.high is not None
+        return f"{self.value:.4g}" + (f" ({self.low:.4g} to {self.high:.4g})" if known else "")
 
     @property
     def at_chance(self) -> bool:
@@ -112,7 +119,7 @@ def read_result(path: Path) -> Result:
         held = held and all(map(is_label, [*content["metrics"], *content["settings"]]))
         rows = (content.get("rows") or {"sha256": {}})["sha256"]
         whole = held and isinstance(rows, dict) and all(isinstance(each, int | float | None) for each in numbers)
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         whole = False
     if not whole:
         raise UserError(f"{path} is not a result of seqarch eval: remove it, then evaluate the task again")

@@ -114,6 +114,9 @@ class LanguageModel(Limited, L.LightningModule):
         self.gradient_norm: Tensor | None = None
         """Norm of the last step's gradient before clipping."""
 
+    def extra_repr(self) -> str:
+        return "" if self.lm is not None else "no weights yet: fit makes them, and so does configure_model"
+
     def build(self) -> SequenceLM:
         """The bare model, with new weights.
 

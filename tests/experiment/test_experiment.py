@@ -146,7 +146,7 @@ def test_a_mapping_and_its_overrides_are_one_recipe(shards, tmp_path):
         Experiment.from_recipe({"extends": "quickstart", "model": {"d_modle": 3}})
     with pytest.raises(UserError, match=r"^model\.d_model is a b: expected a whole number$"):
         Experiment.from_recipe("quickstart", {"model.d_model": "a\nb"})
-    with pytest.raises(UserError, match=r"the recipe holds <object .*>: expected plain values, as in a file"):
+    with pytest.raises(UserError, match=r"the recipe holds <object .*>: expected plain values and classes"):
         Experiment.from_recipe({"model": {"d_model": object()}})
     with pytest.raises(ValueError, match="unknown recipe 'quikstart': did you mean quickstart"):
         Experiment.from_recipe("quikstart")
