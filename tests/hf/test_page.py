@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip("transformers")
+pytest.importorskip("lm_eval")
+
 import seqarch
 from seqarch import cli
 from seqarch.evaluation import Scorer
 from seqarch.evaluation.harness import SeqarchLM
 from tests.test_docs import FENCE
-
-pytest.importorskip("transformers")
 
 PAGE = Path(__file__).parents[2] / "docs/huggingface.md"
 SHORT = ["--trainer.max_steps=4", "--model.warmup_steps=1", "--ood_loss.every_n_steps=4", "--data.eval_tokens=512",
