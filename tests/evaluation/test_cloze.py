@@ -143,4 +143,4 @@ def test_wrong_options_are_refused(tmp_path):
     with pytest.raises(UserError, match="unknown retrieval task 'fdaa'"):
         Cloze("fdaa")
     with pytest.raises(UserError, match=r"Cloze\.prompt must be v0, v1 or jrt, not v2"):
-        Cloze("fda", prompt="v2")
+        Cloze("fda", prompt="v2")  # pyright: ignore[reportArgumentType]
