@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.script import run
+from seqarch.arguments import Count, check_limits
 from seqarch.bench.fla_models import COUNTERPARTS, SHARED, build, check_packages
-from seqarch.bench.generation import WARM_UP, bench_generation, check_sizes, generation_job, summary, time_steps
+from seqarch.bench.generation import WARM_UP, bench_generation, check_new, generation_job, summary, time_steps
 from seqarch.bench.jobs import Job, answer
 from seqarch.bench.mixers import find_recipes
 from seqarch.bench.rows import Row
@@ -80,7 +81,9 @@ def main() -> None:
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
-    check_sizes(args.prompt, args.new, args.batch, args.steps)
+    for option in ("prompt", "batch", "steps"):
+        check_limits(f"--{option}", getattr(args, option), Count)
+    check_new(args.new)
     sizes = {"prompt": args.prompt, "new": args.new, "batch_size": args.batch, "steps": args.steps}
     jobs: list[Job] = []
     for path in find_recipes(args.recipes):

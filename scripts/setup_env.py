@@ -65,7 +65,7 @@ def constraints(versions: str, extras: list[str]) -> list[str]:
     optional = project()["optional-dependencies"]
     needed = [*project()["dependencies"], *(package for extra in extras for package in optional[extra])]
     bounds: dict[str, str] = {}
-    for package in needed:
+    for package in [package for package in needed if "==" not in package]:
         name, bound = re.fullmatch(r"([\w-]+)(?:\[.*\])?>=([\d.]+).*", package).groups()  # pyright: ignore[reportOptionalMemberAccess]
         bounds[name] = max(bound, bounds.get(name, bound), key=lambda version: [*map(int, version.split("."))])
     if "gpu" in extras:

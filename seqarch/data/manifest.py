@@ -116,7 +116,7 @@ class Manifest(Checked):
             UserError: it holds none.
         """
         wrong = f"{path} is not a manifest of this version of seqarch: prepare the domain again"
-        with refused(wrong, ValueError, KeyError, TypeError, AttributeError):
+        with refused(wrong, UserError, ValueError, KeyError, TypeError, AttributeError):
             content = read_json(path)
             return cls._of(content if key is None else content[key])
 

@@ -145,7 +145,7 @@ class RecurrentMixer(Mixer):
 
         Only where `composes` is "decays".
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} composes by decays and does not define them")
 
     def convolved(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> Tensor:
         """`x` after the short convolution and SiLU; a Canon layer is in its place, or nothing."""

@@ -173,7 +173,7 @@ def test_a_checkpoint_from_before_masks_is_one_without(shards: Path) -> None:
     ("options", "message"),
     [
         ({"pack": "whole"}, "data.pack is whole, which fills sequences up: set data.document_mask to true"),
-        ({"pack": "hole", "document_mask": True}, "unknown data.pack 'hole': did you mean whole"),
+        ({"pack": "hole", "document_mask": True}, "data.pack must be cut or whole, not hole"),
     ],
 )
 def test_wrong_options_are_refused(options: Any, message: str) -> None:
