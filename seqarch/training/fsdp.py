@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning.fabric.strategies.model_parallel import _load_raw_module_state
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -83,7 +82,7 @@ class FSDP2(ModelParallelStrategy):
         assert module is not None
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        _load_raw_module_state(content.pop("state_dict"), module, strict=True)
+        set_model_state_dict(module, content.pop("state_dict"), options=options)
         names = {parameter: name for name, parameter in module.named_parameters()}
         for optimizer, state in zip(self.optimizers, content["optimizer_states"], strict=False):  # none evaluates
             found = [len(group["params"]) for group in state["param_groups"]]

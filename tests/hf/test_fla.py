@@ -85,10 +85,7 @@ def token_shift(x, *rest, **options):
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
-    """A device on which fla's models run: on a CPU with references in place of its kernels.
-
-    On a GPU, sequences of up to 64 tokens go through its recurrent kernels, which compute in float32.
-    """
+    """A device on which fla's models run: on a CPU with references in place of its kernels."""
     if request.param == "cpu":
         from fla.modules.activations import ACT2FN
         from fla.ops.rwkv7.fused_addcmul import torch_addcmul_rwkv7
@@ -115,6 +112,11 @@ def device(request, monkeypatch):
     return request.param
 
 
+def drawn(device: str) -> Tensor:
+    """Tokens. On a GPU they are few enough for fla's recurrent kernels, which compute in float32; up to 64 are."""
+    return torch.randint(0, 300, (2, 60 if device == "cuda" else 70), device=device)
+
+
 def published(name, folder, device="cpu") -> Any:
     """A model of fla with random weights that all matter, in a folder."""
     kind, options = PUBLISHED[name]
@@ -131,9 +133,9 @@ def published(name, folder, device="cpu") -> Any:
 def test_logits_are_those_of_fla_and_export_gives_its_tensors_back(name, device, tmp_path):
     theirs = published(name, tmp_path / "published", device)
     run = import_model(tmp_path / "published", tmp_path / "run", tokenizer="byte")
-    tokens = torch.randint(0, 300, (2, 60), device=device)
+    tokens = drawn(device)
     expected = theirs(tokens).logits
-    torch.testing.assert_close(seqarch.load(run)[0](tokens.cpu()), expected.cpu(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(seqarch.load(run)[0].cpu()(tokens.cpu()), expected.cpu(), atol=1e-4, rtol=1e-4)
     cli.run(["export", str(run), "--out", str(tmp_path / "back"), "--as", theirs.config.model_type])
     kernels = dict.fromkeys(("fuse_norm", "fuse_swiglu"), False)
     config = type(theirs.config).from_pretrained(tmp_path / "back", **kernels)
@@ -170,9 +172,9 @@ def test_the_file_of_rwkv7s_authors_is_read(device, tmp_path):
     assert torch.load(file)["blocks.0.att.k_k"].shape == (1, 1, 128)
     with pytest.raises(UserError, match=r"comes without a tokenizer: name one with --tokenizer"):
         import_model(file, tmp_path / "run")
-    lm = seqarch.load(import_model(file, tmp_path / "run", tokenizer="byte"))[0].to(device)
-    tokens = torch.randint(0, 300, (2, 70), device=device)
-    torch.testing.assert_close(lm(tokens), theirs.to(device)(tokens).logits, atol=1e-4, rtol=1e-4)
+    lm = seqarch.load(import_model(file, tmp_path / "run", tokenizer="byte"))[0].cpu()
+    tokens = drawn(device)
+    torch.testing.assert_close(lm(tokens.cpu()), theirs.to(device)(tokens).logits.cpu(), atol=1e-4, rtol=1e-4)
 
 
 def test_another_file_is_refused(tmp_path):
