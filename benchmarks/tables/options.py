@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.budget_tables import losses, pairs
@@ -109,25 +110,13 @@ def optimizers() -> Table:
     return table
 
 
-def _in_domain(run: Run) -> float:
-    models = run.finished_models()
-    assert models is not None
-    return round(float(models.in_domain[-1]), 6)
-
-
-def _named(run: Run, name: str) -> Run:
-    return dataclasses.replace(run, name=name)
-
-
-def _drafts(folders: list[Path]) -> list[tuple[str, int, float, float, float | str]]:
-    """Model, tokens, last in-domain loss, mean over the five OOD domains, and the gap among these runs."""
-    runs = [load_run(run) for run in folders]
+def _drafts(runs: list[Run]) -> Iterator[tuple[Run, int, str, str, float | str]]:
+    """Each run with its tokens, last in-domain loss, mean over the five OOD domains, and gap among these runs."""
     gaps = {(name, tokens): gap for name, _, tokens, gap in pairs(runs, COMPARED)}
     last = {row[0]: row for row in losses(runs)}
-    return [
-        (name, tokens, in_domain, ood, gaps.get((name, tokens), ""))
-        for name, (_, _, _, tokens, in_domain, ood, *_) in last.items()
-    ]
+    for run in runs:
+        _, _, _, tokens, in_domain, ood, *_ = last[run.name]
+        yield run, tokens, in_domain, ood, gaps.get((run.name, tokens), "")
 
 
 def write(masks: Path = MASKS, optimizers: Path = OPTIMIZERS) -> None:
@@ -136,27 +125,23 @@ def write(masks: Path = MASKS, optimizers: Path = OPTIMIZERS) -> None:
     Muon's gaps are those between each model's best rates.
     """
     with tempfile.TemporaryDirectory() as folder:
-        records = sorted(unpack(FOLDER / "exam_draft", Path(folder)))
-        plain = [run for run in records if "-" not in run.parent.name]
-        masked = [run for run in records if run.parent.name.endswith(MASKED)]
-        rows = [(name, mask, *rest) for mask, runs in (("no", plain), ("yes", masked)) for name, *rest in _drafts(runs)]
+        runs = {path.parent.name: load_run(path) for path in sorted(unpack(FOLDER / "exam_draft", Path(folder)))}
+        plain = list(_drafts([run for name, run in runs.items() if "-" not in name]))
+        masked = list(_drafts([run for name, run in runs.items() if name.endswith(MASKED)]))
+        rows = [(run.name, mask, *rest) for mask, found in (("no", plain), ("yes", masked)) for run, *rest in found]
         write_csv(masks, ("model", "mask", "tokens", "in_domain", "ood", "gap"), sorted(rows))
-        tried: dict[str, list[Run]] = {}
-        for run in (load_run(run) for run in records if MUON in run.parent.name):
-            tried.setdefault(run.name.partition("-")[0], []).append(run)
-        rates = [(run, name) for name, runs in tried.items() for run in runs]
-        best = {name: min(runs, key=_in_domain) for name, runs in tried.items()}
-        gaps = {name: gap for name, _, _, gap in pairs([_named(run, name) for name, run in best.items()], COMPARED)}
-        found = [
-            (name, "Muon", learning_rate(run), _in_domain(run), gaps.get(name, "") if run is best[name] else "")
-            for run, name in rates
+        tried: dict[str, list[tuple]] = {}
+        for name, run in runs.items():
+            model, muon, _ = name.partition(MUON)
+            if muon:
+                tried.setdefault(model, []).extend(_drafts([dataclasses.replace(run, name=model)]))
+        best = [min(rates, key=lambda row: float(row[2]))[0] for rates in tried.values()]
+        others = [row for rates in tried.values() for row in rates if all(row[0] is not run for run in best)]
+        kinds = {"Muon": [*_drafts(best), *others], "AdamW": [row for row in plain if row[0].name in tried]}
+        rows = [
+            (run.name, kind, learning_rate(run), loss, gap) for kind in kinds for run, _, loss, _, gap in kinds[kind]
         ]
-        adamw = {run.name: run for run in map(load_run, plain)}
-        gaps = {name: gap for name, _, _, gap in pairs(list(adamw.values()), COMPARED)}
-        found += [
-            (name, "AdamW", learning_rate(adamw[name]), _in_domain(adamw[name]), gaps.get(name, "")) for name in tried
-        ]
-    write_csv(optimizers, ("model", "optimizer", "learning_rate", "in_domain", "gap"), sorted(found))
+    write_csv(optimizers, ("model", "optimizer", "learning_rate", "in_domain", "gap"), sorted(rows))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ REMOTE_WINDOW = 8
 SAMPLE_SHARDS = 8
 """Shards of a domain that a sample of its training split is taken from, at most."""
 MOST_WORKERS = 256
-Weight = Annotated[float, Interval(0, 1e300, "(]")]  # a sum of them is finite too
 """The largest `num_workers`: each is a process."""
+Weight = Annotated[float, Interval(0, 1e300, "(]")]
+"""A weight of a domain, so small that a sum of them is finite."""
 
 
 class TextDataModule(Limited, LightningDataModule):

@@ -212,13 +212,14 @@ class _Receive(torch.autograd.Function):
         ctx.piece = piece
         group: Any = {"group_src": piece.rank - 1, "group": GROUPS[piece.group]}
         numbers, tensors = numbers_of(state), state.tensors()
-        header = torch.empty(len(numbers) + (MOST_DIMENSIONS + 1) * len(tensors), dtype=torch.float64, device=x.device)
+        width = MOST_DIMENSIONS + 1
+        header = torch.empty(len(numbers) + width * len(tensors), dtype=torch.float64, device=x.device)
         dist.recv(header, **group)
         values = header.tolist()
         fill(state, tensors, values[: len(numbers)])
         found = []
         for index, like in enumerate(tensors):
-            dims, *shape = (int(each) for each in values[len(numbers) + index * (MOST_DIMENSIONS + 1) :][:9])
+            dims, *shape = (int(each) for each in values[len(numbers) + index * width :][:width])
             found.append(like.new_empty(shape[:dims]))
             dist.recv(found[-1], **group)
         ctx.floating = [each.is_floating_point() for each in found]
