@@ -64,8 +64,9 @@ def constraints(versions: str, extras: list[str]) -> list[str]:
         return []
     optional = project()["optional-dependencies"]
     needed = [*project()["dependencies"], *(package for extra in extras for package in optional[extra])]
+    demands = [package.partition(";")[0] for package in needed]  # without the condition, which may contain ==
     bounds: dict[str, str] = {}
-    for package in [package for package in needed if "==" not in package]:
+    for package in [package for package in demands if "==" not in package]:
         name, bound = re.fullmatch(r"([\w-]+)(?:\[.*\])?>=([\d.]+).*", package).groups()  # pyright: ignore[reportOptionalMemberAccess]
         bounds[name] = max(bound, bounds.get(name, bound), key=lambda version: [*map(int, version.split("."))])
     if "gpu" in extras:
