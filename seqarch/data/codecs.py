@@ -1,8 +1,10 @@
 """The kinds of tokenizer files, each read by its own library and from memory."""
 
 import abc
+import ast
 import base64
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -217,11 +219,62 @@ class Tiktoken(Codec):
         return None, max(self.special.values())
 
 
+_WORLD_LINE = re.compile(r"""(?P<id>\d+) (?P<entry>b?(?P<quote>['"])(\\.|(?!(?P=quote)).)*(?P=quote)) (?P<size>\d+)""")
+
+
+class RWKVWorld(Codec):
+    """RWKV's World vocabulary: on each line an id, a Python literal, and its number of bytes.
+
+    Each token is the longest entry that the rest of the text begins with. Id 0, which stands in no line, ends a
+    document (ChatRWKV, tokenizer/rwkv_tokenizer.py).
+    """
+
+    file, needs = "rwkv_vocab.txt", ("seqarch",)
+
+    def read(self, content: bytes) -> None:
+        self.entries: dict[int, bytes] = {}
+        for line in content.decode().splitlines():
+            if not (parts := _WORLD_LINE.fullmatch(line)):
+                raise ValueError(f"{line[:40]!r} is not an id, a literal and a number of bytes")
+            value = ast.literal_eval(parts["entry"])
+            entry = value.encode() if isinstance(value, str) else value
+            if len(entry) != int(parts["size"]):
+                raise ValueError(f"the entry {parts['id']} has {len(entry)} bytes, not {parts['size']}")
+            self.entries[int(parts["id"])] = entry
+        self.ids = {entry: index for index, entry in self.entries.items()}
+        if missing := [byte for byte in range(256) if bytes([byte]) not in self.ids]:
+            raise ValueError(f"no entry is the byte {missing[0]}")
+        lengths: dict[bytes, set[int]] = {}
+        for entry in self.ids:
+            lengths.setdefault(entry[:2], {1}).add(len(entry))
+        self.lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
+        self.vocab_size = 1 + max(self.entries)
+
+    def encode(self, text: str) -> list[int]:
+        content, ids, at = text.encode(), [], 0
+        while at < len(content):
+            sizes = self.lengths.get(content[at : at + 2], (1,))
+            size = next(size for size in sizes if content[at : at + size] in self.ids)
+            ids.append(self.ids[content[at : at + size]])
+            at += size
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.entries.get(token, b"") for token in ids).decode(errors="replace")
+
+    def special_tokens(self) -> Mapping[str, int]:
+        return {"<|rwkv_tokenizer_end_of_text|>": 0}
+
+    def around(self) -> tuple[int | None, int | None]:
+        return None, 0
+
+
 CODECS: dict[str, type[Codec]] = {
     "tokenizer_json": TokenizerJson,
     "sentencepiece": SentencePiece,
     "tekken": Tekken,
     "tiktoken": Tiktoken,
+    "rwkv_world": RWKVWorld,
 }
 """By the name of their kind."""
 
@@ -242,4 +295,6 @@ def kind_of(path: Path, content: bytes) -> str:
             return "tekken"
         raise UserError(f"{path} is neither a tokenizer.json nor a Tekken file: name one, or the folder that it is in")
     first = content.partition(b"\n")[0].split()
+    if len(first) == 3 and first[0].isdigit() and first[2].isdigit():
+        return "rwkv_world"
     return "tiktoken" if len(first) == 2 and first[1].isdigit() else "sentencepiece"

@@ -1,10 +1,10 @@
-"""Tokenizers that are files: tokenizer.json, SentencePiece, tiktoken and Tekken, from a path or the Hugging Face Hub.
+"""Tokenizers that are files, from a path or the Hugging Face Hub: `seqarch.data.codecs` has their kinds.
 
 Only data are read: no code of a tokenizer's repository runs. A copy of the file stays with all that it was used for
 (shards, checkpoints, run folders), next to a description:
 
 tokenizer/seqarch_tokenizer.json     kind, checksum, number of entries, the tokens that begin and end a document
-tokenizer/tokenizer.json             or tokenizer.model, tekken.json, vocab.tiktoken
+tokenizer/tokenizer.json             or tokenizer.model, tekken.json, vocab.tiktoken, rwkv_vocab.txt
 """
 
 import contextlib
@@ -30,7 +30,15 @@ from seqarch.runs.files import check_folder, parse_json, read_json
 
 FOLDER, DESCRIPTION = "tokenizer", "seqarch_tokenizer.json"
 CONFIG = "tokenizer_config.json"
-WHOLE = ("tokenizer.json", "tekken.json", "tokenizer.model", "spiece.model", "tiktoken.model", "*.tiktoken")
+WHOLE = (
+    "tokenizer.json",
+    "tekken.json",
+    "tokenizer.model",
+    "spiece.model",
+    "tiktoken.model",
+    "*.tiktoken",
+    "rwkv_vocab*.txt",
+)
 """The files in a folder that are a tokenizer each; the first that is there counts."""
 OLD = ("vocab.json", "merges.txt", "vocab.txt", "special_tokens_map.json", "added_tokens.json", "config.json")
 """What transformers makes a tokenizer.json of, with `CONFIG`."""

@@ -1,7 +1,9 @@
 """Tokenizers from files: the ids are those of their libraries, and a copy serves wherever the file is gone."""
 
+import ast
 import base64
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +41,7 @@ TEXTS = [
     "seqarch!seqarch! and seq arch!",
     "\ufeffLeading mark, trailing space ",
 ]
+WORLD_END = "<|rwkv_tokenizer_end_of_text|>"
 HUGE = " ".join(CORPUS) * 40
 
 
@@ -88,7 +91,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     lines = [f"{each['token_bytes']} {each['rank']}" for each in entries]
     (folder / "cl100k_base.tiktoken").write_text("\n".join(lines) + "\n")
     others = {"sentencepiece": folder / "sentencepiece.model", "tiktoken": folder / "cl100k_base.tiktoken"}
-    return {**paths, **others, "tekken": TEKKEN}
+    return {**paths, **others, "tekken": TEKKEN, "rwkv_world": world_file(folder)}
+
+
+def world_file(folder: Path) -> Path:
+    """A vocabulary as RWKV's: all bytes, pieces of texts, and parts of letters of several bytes."""
+    content = "".join(CORPUS).encode()
+    pieces = {content[start : start + size] for size in (2, 3, 5, 9) for start in range(0, 3000, 7)}
+    entries = [*(bytes([byte]) for byte in range(256)), *sorted(pieces), "東".encode()[:2], b"'\"\\\r\n"]
+    lines = [f"{index} {literal(entry)} {len(entry)}\n" for index, entry in enumerate(entries, 1)]
+    (folder / "rwkv_vocab_test.txt").write_text("".join(lines))
+    return folder / "rwkv_vocab_test.txt"
+
+
+def literal(entry: bytes) -> str:
+    try:
+        return repr(entry.decode())
+    except UnicodeDecodeError:
+        return repr(entry)
 
 
 def ranks(path: Path) -> dict[bytes, int]:
@@ -107,12 +127,18 @@ def of_library(kind: str, path: Path) -> Callable[[str], list[int]]:
 
         with mock.patch.object(openai_public, "load_tiktoken_bpe", return_value=ranks(path)):
             return tiktoken.Encoding(**openai_public.cl100k_base()).encode_ordinary
+    if kind == "rwkv_world":
+        lines = [line.split(" ", 1) for line in path.read_text().splitlines()]
+        entries = [ast.literal_eval(rest.rpartition(" ")[0]) for _, rest in lines]
+        ids = {entry if isinstance(entry, bytes) else entry.encode(): i for i, entry in enumerate(entries, 1)}
+        longest_first = re.compile(b"|".join(map(re.escape, sorted(ids, key=len, reverse=True))))
+        return lambda text: [ids[entry] for entry in longest_first.findall(text.encode())]
     library = Tokenizer.from_file(str(path))
     library.no_truncation()
     return lambda text: library.encode(text, add_special_tokens=False).ids
 
 
-KINDS = ("bpe", "unigram", "wordpiece", "sentencepiece", "tiktoken", "tekken")
+KINDS = ("bpe", "unigram", "wordpiece", "sentencepiece", "tiktoken", "tekken", "rwkv_world")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,7 +156,7 @@ def test_ids_are_those_of_the_library(files: dict[str, Path], kind: str) -> None
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "unigram"])  # whose words may be any entry
 def test_a_text_holds_no_token_that_ends_a_document(files: dict[str, Path], kind: str) -> None:
-    ends = {"bpe": "<|endoftext|>", "wordpiece": "[SEP]", "tiktoken": "<|endoftext|>"}
+    ends = {"bpe": "<|endoftext|>", "wordpiece": "[SEP]", "tiktoken": "<|endoftext|>", "rwkv_world": WORLD_END}
     end = ends.get(kind, "</s>")
     tokenizer = find_tokenizer(str(files[kind]), end)
     assert tokenizer.eos_id not in tokenizer.encode(f"chunk {end} query{end}")
@@ -161,6 +187,7 @@ def test_what_surrounds_a_document_is_read_from_the_tokenizer_or_named(files: di
     assert around(files["sentencepiece"], bos_token="<s>") == (1, 2)
     assert around(files["tekken"]) == (None, 2)
     assert around(files["tiktoken"]) == (None, 100_257)
+    assert around(files["rwkv_world"]) == (None, 0)
     shutil.copy(files["unigram"], tmp_path / "tokenizer.json")
     config = {"eos_token": {"content": "</s>"}, "bos_token": "<unk>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -277,6 +304,9 @@ def test_what_is_no_tokenizer(files: dict[str, Path], tmp_path: Path, monkeypatc
     (tmp_path / "tiny.tiktoken").write_text("YQ== 0\nYg== 1\n")
     (tmp_path / "tokenizer.model").write_bytes(b"\x00" * 9)
     (tmp_path / "broken.json").write_text('{"model": {}}')
+    (tmp_path / "rwkv_vocab.txt").write_text("1 'a' 1\n2 ''+[]+'' 3\n")
+    (tmp_path / "sizes.txt").write_text("1 'a' 2\n")
+    (tmp_path / "bytes.txt").write_text("1 'a' 1\n")
     (tmp_path / "empty").mkdir()
     for given, flags, said in [
         (files["bpe"], {}, r"does not say which token ends a document: name it with --eos_token; .* <\|endoftext\|>$"),
@@ -289,6 +319,9 @@ def test_what_is_no_tokenizer(files: dict[str, Path], tmp_path: Path, monkeypatc
         (tmp_path / "vocab.json", {}, r"vocab\.json is neither a tokenizer\.json nor a Tekken file"),
         (tmp_path / "tiny.tiktoken", {}, "it has 2 entries, and how text is split is known only for files of 50,256"),
         (tmp_path / "tokenizer.model", {}, r"tokenizer\.model cannot be read by sentencepiece: "),
+        (tmp_path / "rwkv_vocab.txt", {}, r"by seqarch: \"2 ''\+\[\]\+'' 3\" is not an id, a literal and a number of"),
+        (tmp_path / "sizes.txt", {}, "the entry 1 has 1 bytes, not 2"),
+        (tmp_path / "bytes.txt", {}, "no entry is the byte 0"),
         (tmp_path / "broken.json", {}, r"tokenizer\.json cannot be read by tokenizers: "),
     ]:
         with pytest.raises(UserError, match=said):
