@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CometLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 
 from seqarch.errors import UserError
@@ -70,8 +70,21 @@ class Wandb(WandbLogger):
             self._experiment.finish(exit_code=int(status != "success"))
 
 
+class Comet(CometLogger):
+    """Lightning's logger for Comet. The next run of the process, such as a branch, has an experiment of its own."""
+
+    def finalize(self, status: str) -> None:
+        super().finalize(status)
+        if self._experiment is not None:
+            self._experiment.end()
+
+
 LIGHTNING = "lightning.pytorch.loggers."
-OURS = {"WandbLogger": (Wandb, "name", "id"), "MLFlowLogger": (MLFlow, "run_name", "run_id")}
+OURS = {
+    "WandbLogger": (Wandb, "name", "id"),
+    "MLFlowLogger": (MLFlow, "run_name", "run_id"),
+    "CometLogger": (Comet, "name", "experiment_key"),
+}
 """By the name of Lightning's logger what stands in for it, and its options for the name and the id of the run."""
 
 
@@ -91,8 +104,8 @@ def adapt_loggers(loggers: Sequence[Any], run_dir: Path) -> None:
 
 
 def ids_of(loggers: Sequence[Logger]) -> dict[str, str]:
-    """The ids that runs have in W&B and MLflow, by our class, as `run.json` keeps them."""
-    return {type(each).__name__: str(each.version) for each in loggers if isinstance(each, Wandb | MLFlow)}
+    """The ids that runs have in W&B, MLflow and Comet, by our class, as `run.json` keeps them."""
+    return {type(each).__name__: str(each.version) for each in loggers if isinstance(each, Wandb | MLFlow | Comet)}
 
 
 def _known_ids(run_dir: Path) -> dict[str, str]:

@@ -47,6 +47,8 @@ def ids(package, folder):
     """The ids of the runs that a package has logged to a folder."""
     if package == "wandb":
         return {log.stem.removeprefix("run-") for log in folder.glob("wandb/offline-run-*/*.wandb")}
+    if package == "comet_ml":
+        return {archive.name[:32] for archive in folder.glob("*.zip")}
     mlflow = client(folder)
     return {each.info.run_id for each in mlflow.search_runs([one.experiment_id for one in mlflow.search_experiments()])}
 
@@ -102,14 +104,18 @@ def test_mlflow_file_store_holds_config_name_and_tags(fit, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("package", "logger", "folder"), [("wandb", "WandbLogger", ""), ("mlflow", "MLFlowLogger", "mlruns")]
+    ("package", "logger", "folder"),
+    [("wandb", "WandbLogger", ""), ("mlflow", "MLFlowLogger", "mlruns"), ("comet_ml", "CometLogger", None)],
 )
 def test_a_resumed_run_goes_on_in_the_same_run(package, logger, folder, fit, tmp_path, monkeypatch):
     """Also if it was killed and goes on with other micro-batches; a run in another folder is another one."""
     need(package)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    # an absolute folder, since both packages remember relative ones for all runs of a process
-    options = {"trainer.logger": logger, "trainer.logger.save_dir": tmp_path / folder}
+    monkeypatch.setenv("COMET_START_ONLINE", "0")
+    monkeypatch.setenv("COMET_OFFLINE_DIRECTORY", str(tmp_path))
+    # an absolute folder, since the packages remember relative ones for all runs of a process
+    place = {} if folder is None else {"trainer.logger.save_dir": tmp_path / folder}
+    options = {"trainer.logger": logger, **place}
     run_dir = fit(**options)
     (first,) = logged = ids(package, tmp_path)
     interrupted(run_dir)
@@ -155,6 +161,7 @@ def test_what_a_logger_lacks_is_one_line(fit, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.skipif(importlib.util.find_spec("comet_ml") is not None, reason="Comet is installed")
 def test_a_run_is_measured_without_the_package_of_its_logger(fit):
     run_dir = fit()
     logged = ["--config", str(run_dir / "config.yaml"), "--trainer.logger", "CometLogger"]
