@@ -30,8 +30,8 @@ DEADLINE = 120.0
 """Seconds for two processes that train together; they take 10."""
 
 
-SHARDED = [("Attention", None), ("Mamba2", None), ("Mamba2", 16)]
-"""Three matrices of 32 rows, and some whose rows lie on both processes; base widths."""
+SHARDED = [("Attention", Muon, None), ("Mamba2", Muon, None), ("Mamba2", Muon, 16), ("Mamba2", torch.optim.AdamW, 16)]
+"""Three matrices of 32 rows, and some whose rows lie on both processes; optimizers; base widths."""
 
 
 class Halves(Schedule):
@@ -71,12 +71,12 @@ def muon(lm, kinds=None, **options):
     return Muon(groups_of(dict(lm.named_parameters()), kinds or kinds_of(lm), 0.1), RATE, **options)
 
 
-def muon_of(lm, base_width, kinds, factors):
-    """Muon by the rule of transfer, if there is a base width."""
+def optimizer_of(lm, kind, base_width, kinds, factors):
+    """An optimizer by the rule of transfer, if there is a base width."""
     if base_width is None:
         return muon(lm, kinds)
     options = {"betas": (0.9, 0.95), "weight_decay": 0.1}
-    return transferred_optimizer(Muon, dict(lm.named_parameters()), kinds, factors, base_width, RATE, options)
+    return transferred_optimizer(kind, dict(lm.named_parameters()), kinds, factors, base_width, RATE, options)
 
 
 @pytest.mark.parametrize("name", sorted(entry.name for entry in mixer_entries()))
@@ -171,24 +171,24 @@ def test_orthogonalised_matrices_have_singular_values_near_one(shape):
 
 
 def sharded(rank, port, path):
-    """One of two processes; the first saves the weights of Muon under FSDP2, and the refusal of another optimizer."""
+    """One of two processes; the first saves the weights of Muon and AdamW under FSDP2."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("data_parallel",))
     found = {}
-    for case in SHARDED:
-        lm = build(case[0])
-        known = kinds_of(lm), transfer_factors(lm, kinds_of(lm), case[1])
+    for name, kind, base_width in SHARDED:
+        lm = build(name)
+        known = kinds_of(lm), transfer_factors(lm, kinds_of(lm), base_width)
         fsdp.shard(lm, mesh, None)
-        descend(lm, muon_of(lm, case[1], *known))
+        descend(lm, optimizer_of(lm, kind, base_width, *known))
         weights = {key: each.full_tensor() for key, each in lm.named_parameters() if isinstance(each, DTensor)}
-        found[case] = {key: each.detach() for key, each in weights.items()}
+        found[name, kind.__name__, base_width] = {key: each.detach() for key, each in weights.items()}
     dist.destroy_process_group()
     if rank == 0:
         torch.save(found, path)
 
 
-def test_two_processes_orthogonalise_whole_matrices(tmp_path):
+def test_two_processes_take_the_steps_of_one(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -198,10 +198,12 @@ def test_two_processes_orthogonalise_whole_matrices(tmp_path):
     for rank in ranks:
         rank.join(DEADLINE)
         rank.kill()
-    for (name, base_width), weights in torch.load(tmp_path / "w").items():
+    found = torch.load(tmp_path / "w")
+    for name, kind, base_width in SHARDED:
+        weights = found[name, kind.__name__, base_width]
         alone = build(name)
         known = kinds_of(alone), transfer_factors(alone, kinds_of(alone), base_width)
-        descend(alone, muon_of(alone, base_width, *known))
+        descend(alone, optimizer_of(alone, kind, base_width, *known))
         start = dict(build(name).named_parameters())
         for key, parameter in alone.named_parameters():
             moved, expected = weights[key] - start[key], parameter - start[key]
