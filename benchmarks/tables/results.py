@@ -103,26 +103,6 @@ def settled() -> str:
     return f"{len(words) - words.count('not settled')} of {len(words)}"
 
 
-def several_seeds() -> Table:
-    """The first runs, with up to three seeds."""
-    rows = gaps("budgets")
-    budgets = sorted({tokens for _, tokens, _ in rows})
-    head = ["model", *(f"gap at {readable(tokens)}" for tokens in budgets)]
-    table = [[*head, "recallable tokens", "other tokens", "pairs", "verdict"]]
-    for model in ("delta_net", "rwkv7", "top1_chunk"):
-        last = rows[model, budgets[-1], "mean"]
-        parts = [cell(rows[model, budgets[-1], f"mean, {part} tokens"]) for part in ("recallable", "other")]
-        means = [cell(rows[model, tokens, "mean"]) for tokens in budgets]
-        table.append([f"`{model}`", *means, *parts, last["pairs"], verdict(last)])
-    return table
-
-
-def seeds_gap(model: str, *domain: str) -> str:
-    """The gap of the first runs at their last budget."""
-    rows = gaps("budgets")
-    return cell(rows[model, max(tokens for _, tokens, _ in rows), " ".join(domain) or "mean"])
-
-
 def order_by_domain() -> str:
     """The rank correlation of the gaps of each domain with the raw means."""
     means = [0.0, *(raw(model) for model in models())]

@@ -20,20 +20,6 @@ def public_decisions() -> Table:
     return decision_rows(accuracies(rungs_of(read_losses(PUBLIC))))
 
 
-def rates_across_widths() -> Table:
-    """The best learning rate of each width and its loss, with and without the rule."""
-    rows: dict[tuple[str, str], list[tuple[float, str]]] = {}
-    for row in read_csv(TRANSFER):
-        rows.setdefault((row["base_width"], row["width"]), []).append((float(row["loss"]), row["learning_rate"]))
-    widths = list(dict.fromkeys(width for _, width in rows))
-    table = [["", *(f"width {width}" for width in widths)]]
-    for base in dict.fromkeys(base for base, _ in rows):
-        best = [min(rows[base, width]) for width in widths]
-        name = "without the rule" if base == "0" else f"`base_width` {base}"
-        table.append([name, *(f"{loss:.3f} at {rate}" for loss, rate in best)])
-    return table
-
-
 def rates_of_110m() -> Table:
     """In-domain loss by learning rate of Transformer++ at 42M and at 110M parameters, with and without the rule."""
     rows: dict[tuple[str, str], dict[float, str]] = {}

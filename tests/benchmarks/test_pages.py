@@ -72,13 +72,6 @@ def test_gaps_keep_their_sign_and_mamba2_falls() -> None:
     assert raw("mamba2", tokens=results.LONG) < raw("mamba2") / 2
 
 
-def test_deltanet_with_several_seeds_is_overtaken_on_recallable_tokens() -> None:
-    (name, early, *_, late, recalled, other, _, _) = results.several_seeds()[1]
-    assert name == "`delta_net`"
-    assert float(early.split()[0]) < 0 < float(late.split()[0])
-    assert float(recalled.split()[0]) > 0.1 > abs(float(other.split()[0]))
-
-
 def test_orders_of_the_short_runs() -> None:
     ood = {row["run"]: float(row["ood"]) for row in read_csv(results.RESULTS / "drafts.csv") if row["study"] != "mixed"}
     assert ood["window_16"] > ood["window_64"] > ood["window_256"]
