@@ -15,8 +15,6 @@ from seqarch.report.figures import FIGURES
 from seqarch.report.tables import TABLES
 from tests.report.runs_for_tests import write_run
 
-DOCS = Path(__file__).parents[2] / "docs/report.md"
-
 
 def test_the_page_names_every_file_of_a_report():
     page = DOCS.read_text(encoding="utf-8")
@@ -103,18 +101,6 @@ def test_reference_and_domains_are_chosen_as_in_the_command(runs):
     assert seqarch.compare(runs[:2], domains="legal").findings.domains == ["legal"]
     with pytest.raises(UserError, match="unknown reference run"):
         seqarch.compare(runs, reference="other")
-
-
-@pytest.mark.usefixtures("unpainted")
-def test_the_code_in_the_docs_runs(tmp_path, monkeypatch, capsys):
-    for name in ("transformer_pp", "top1_chunk"):
-        write_run(tmp_path / "runs" / name, name)
-    code = DOCS.read_text(encoding="utf-8").split("## From Python")[1].split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})
-    assert "Base-capability gap to 'transformer_pp'" in capsys.readouterr().out
-    assert (tmp_path / "scatter.png").exists()
-    assert (tmp_path / "report/index.html").exists()
 
 
 @pytest.mark.usefixtures("unpainted")
