@@ -15,6 +15,8 @@ from seqarch.report.figures import FIGURES
 from seqarch.report.tables import TABLES
 from tests.report.runs_for_tests import write_run
 
+DOCS = Path(__file__).parents[2] / "docs/report.md"
+
 
 def test_the_page_names_every_file_of_a_report():
     page = DOCS.read_text(encoding="utf-8")
