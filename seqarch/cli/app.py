@@ -1,4 +1,5 @@
-"""The commands: fit, validate, test, exam, eval, data, report, bench, recipes, mixers, generate, export and import."""
+"""The commands: fit, validate, test, exam, eval, data, report, bench, recipes, mixers, generate, checkpoint, export
+and import."""
 
 import argparse
 import io

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.cli import bench, eval, exam, export, generate, mixer_list, scale
+from seqarch.cli import bench, checkpoint, eval, exam, export, generate, mixer_list, scale
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, check_known, say, several
@@ -198,6 +198,7 @@ COMMANDS: dict[str, Command] = {
     "recipes": Command("List the recipes that are installed, or copy one.", _recipes_arguments, _recipes),
     "mixers": Command("List the sequence mixers that are installed.", mixer_list.add_arguments, mixer_list.run),
     "generate": Command("Continue a text with a trained model.", generate.add_arguments, generate.run),
+    "checkpoint": Command("List, check and merge the checkpoints of a run.", checkpoint.add_arguments, checkpoint.run),
     "export": Command("Write a model as a folder for Hugging Face's transformers.", export.add_arguments, export.run),
     "import": Command(
         "Make a run folder of a published model, without training.", export.add_import_arguments, export.run_import

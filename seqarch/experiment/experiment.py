@@ -272,7 +272,7 @@ class Experiment:
         # Lightning takes "last", "best" and URLs for other files
         checkpoint = os.path.abspath(named_checkpoint(checkpoint))
         config = self.config
-        content = read_checkpoint(checkpoint)
+        content = read_checkpoint(checkpoint, weights=False)
         if other := other_model(content, config, self._completed):
             warnings.warn(f"{checkpoint} holds another model ({other})", SeqarchWarning, stacklevel=3)
         parts = self._instantiate()

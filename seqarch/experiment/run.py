@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
+from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
@@ -27,7 +28,7 @@ from seqarch.runs.layout import CONFIG, CURVES, PROFILE, event_folder, named_che
 from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.callbacks.profile import Profile
-from seqarch.training.checkpoint import check_resumable, holds_only_weights, other_model, read_checkpoint
+from seqarch.training.checkpoint import Checkpoints, check_resumable, holds_only_weights, other_model, read_checkpoint
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.integrity import check_checkpoint
 from seqarch.training.loggers import TensorBoard
@@ -102,8 +103,8 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
         raise UserError(
             "fit needs the main thread, since only this one gets signals: call it there, or in a new process"
         )
-    if (start := _beginning(config)) is not None and not start.is_file():
-        check_checkpoint(start)
+    if (start := _beginning(config)) is not None:
+        check_checkpoint(start, files=False)
     if is_remote(config["run_dir"]):
         raise UserError(f"--run_dir {config['run_dir']} is a URL: name a local folder")
     refuse_home("--run_dir", config["run_dir"])
@@ -135,8 +136,9 @@ def checkpoint_to_begin_from(
         return None, None
     if own and given and not own.samefile(given):
         say(f"{run_dir} resumes from its own newest checkpoint, {own}, not from {given}")
-    content, max_steps = read_checkpoint(found), config["trainer"]["max_steps"]
-    anew = not own and config["from"] and holds_only_weights(content)
+    content, max_steps = read_checkpoint(found, weights=False), config["trainer"]["max_steps"]
+    if anew := not own and config["from"] and holds_only_weights(content):
+        content = read_checkpoint(found)
     if not anew:
         check_resumable(content, found)
     elif config["model"]["rewarm_steps"]:
@@ -176,6 +178,8 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         trainer = Trainer(**options)
     if has_own_checkpoints(kind := type(trainer.strategy)):
         raise UserError(f"trainer.strategy {kind.__name__} has checkpoints of its own: use ddp or fsdp2")
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        trainer.strategy.checkpoint_io = Checkpoints(training=run_dir is not None)
     rank = max(trainer.local_rank, rank_zero_only.rank or 0)  # which comes from the environment
     if trainer.local_rank >= trainer.num_devices or rank >= trainer.world_size:
         raise UserError(

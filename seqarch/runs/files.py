@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
@@ -23,30 +24,40 @@ MOST = 255
 
 @contextlib.contextmanager
 def atomic(path: Path, *, durable: bool = False, replace: bool = True) -> Iterator[Path]:
-    """A path to write to instead of `path`. The file replaces `path` when the block ends without an error.
+    """A path to write to instead of `path`. The file, or folder, replaces `path` when the block ends without an error.
 
     Args:
-        path: the file to write; its folder is made if needed.
+        path: the file or folder to write; its folder is made if needed.
         durable: wait until the file and its name are on disk, so that they survive a crash of the machine.
         replace: whether this process puts the file in place. Only one does if several write it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     if replace:
-        partial.unlink(missing_ok=True)  # in another person's folder it may be a link to any file, or a FIFO
+        remove(partial)  # in another person's folder it may be a link to any file, or a FIFO
     try:
         yield partial
         if not replace:
             return
         if durable:
             sync(partial)
+        if path.is_dir():
+            remove(path)  # no folder is replaced while it holds something
         os.replace(partial, path)
         if durable:
             sync(path.parent)
     except BaseException:
         if replace:
-            partial.unlink(missing_ok=True)
+            remove(partial)
         raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ RUN/curves.csv         every scalar of the run
 RUN/evaluations/step_N.npz                  the loss of each evaluation sequence (`ood_loss.keep_sequences`)
 RUN/evaluations/step_N/TASK.json            what `seqarch eval` found (`seqarch.runs.results`)
 RUN/evaluations/step_N/TASK.samples.npz     its numbers by sample
-RUN/checkpoints/       the newest checkpoints
+RUN/checkpoints/       the newest checkpoints; each is a file, or a folder (`seqarch.training.sharded.folder`)
 RUN/events.out.tfevents.*       the same scalars for TensorBoard; RUN/tensorboard/ in runs of earlier versions
 RUN/profile/           traces of steps, from `fit --profile`
 RUN/tokenizer/         the files of the tokenizer, if it has any (`seqarch.data.tokenizer_files`)
@@ -24,6 +24,8 @@ from seqarch.runs.files import check_folder
 CONFIG, RECORD, CURVES = "config.yaml", "run.json", "curves.csv"
 EVALUATIONS, CHECKPOINTS, TENSORBOARD, BRANCHES = "evaluations", "checkpoints", "tensorboard", "branches"
 EXAM_NOTE, LOCK, TOKENIZER, PROFILE = "exam.json", "lock", "tokenizer", "profile"
+INDEX = "index.json"
+"""What a folder holds that is a checkpoint."""
 OWN = (CONFIG, RECORD, EVALUATIONS, CHECKPOINTS, TENSORBOARD, EXAM_NOTE, LOCK, TOKENIZER)
 """What a run folder may hold where its configuration is missing."""
 EVENTS = "events.out.tfevents."
@@ -50,6 +52,11 @@ def checkpoint_path(run: str | Path, step: int) -> Path:
     return Path(run) / CHECKPOINTS / f"step_{step:08d}.ckpt"
 
 
+def is_sharded(checkpoint: str | Path) -> bool:
+    """Whether a checkpoint is a folder, to which each process wrote its own part."""
+    return (Path(checkpoint) / INDEX).is_file()
+
+
 def checkpoints(run: str | Path) -> list[Path]:
     """The checkpoints of a run, oldest first."""
     return _by_step(Path(run) / CHECKPOINTS, ".ckpt")
@@ -61,7 +68,7 @@ def newest_checkpoint(run: str | Path) -> Path | None:
 
 
 def named_checkpoint(path: str | Path) -> Path:
-    """The file; of a run folder its newest checkpoint, if it has one. Refuse "", the folder that the user is in."""
+    """The checkpoint; of a run folder its newest, if it has one. Refuse "", the folder that the user is in."""
     if path == "":
         raise UserError("the name of the checkpoint is empty: name a file or a run folder")
     if newest := newest_checkpoint(path):

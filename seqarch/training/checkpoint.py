@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
+from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -16,13 +17,16 @@ from seqarch.data.tokenizer_files import tokenizer_from
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, one_line, refused
 from seqarch.plugins import check_parsed
+from seqarch.runs.files import atomic
 from seqarch.runs.keys import difference
+from seqarch.runs.layout import is_sharded
 from seqarch.safe_yaml import check_plain
-from seqarch.training.integrity import check_checkpoint
+from seqarch.training.integrity import check_checkpoint, damaged, seal
 from seqarch.training.module import LanguageModel
 from seqarch.training.optimizers import state_after_step
 from seqarch.training.provenance import Provenance
-from seqarch.training.weights import SUFFIX, read_weights
+from seqarch.training.sharded.folder import Damage, Folder
+from seqarch.training.weights import SUFFIX, read_weights, with_head
 
 FOLLOWED = ("lr", "initial_lr", "betas", "weight_decay")
 """Options of an optimizer that are those of the run, whatever its checkpoint says."""
@@ -45,12 +49,84 @@ def read_tensors(path: str | Path, device: Any = "cpu", *, mmap: bool = False) -
         raise UserError(f"{path} is not a checkpoint of seqarch: {one_line(error)[:200]}") from error
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Load a checkpoint, or a file of `write_weights`, on the CPU; check what every reader of it finds in it."""
-    content = read_weights(path) if str(path).endswith(SUFFIX) else read_tensors(path, mmap=True)
+def read_checkpoint(path: str | Path, *, weights: bool = True) -> dict[str, Any]:
+    """Load a checkpoint, or a file of `write_weights`, on the CPU; check what every reader of it finds in it.
+
+    Args:
+        path: the checkpoint.
+        weights: whether the weights of a folder are needed. A file has them in any case, on the disk.
+    """
+    if is_sharded(path):
+        content = read_folder(path, weights=weights)
+    else:
+        content = read_weights(path) if str(path).endswith(SUFFIX) else read_tensors(path, mmap=True)
     check_entries(content, path)
     check_weights(content["state_dict"], path)
     return content
+
+
+def read_folder(path: str | Path, *, weights: bool = True, training: bool = False) -> dict[str, Any]:
+    """The content of a checkpoint that is a folder, as one file has it.
+
+    Without any of its tensors, their bytes are not compared with the checksums.
+
+    Args:
+        path: the folder.
+        weights: whether to read the weights, which are otherwise left out.
+        training: whether to read the states of the optimizers, which are otherwise left out.
+    """
+    check_checkpoint(path, files=False)
+    try:
+        folder = Folder(Path(path))
+        if weights or training:
+            folder.check_files()
+        content = folder.content(folder.read, weights=weights, training=training)
+    except Damage as wrong:
+        raise damaged(Path(path), str(wrong)) from wrong
+    if isinstance(named := content.get("state_dict"), dict):
+        content["state_dict"] = with_head(named)
+    return content
+
+
+def merge(folder: Path, out: Path | None = None) -> Path:
+    """Write a checkpoint that is a folder as the file that a run without `checkpoint.sharded` writes; return the file.
+
+    The whole checkpoint is in memory meanwhile.
+
+    Args:
+        folder: the checkpoint.
+        out: the file; by default NAME.merged.ckpt next to the folder.
+
+    Raises:
+        UserError: the checkpoint is no folder, or damaged, or `out` is a folder.
+    """
+    if not is_sharded(folder):
+        check_checkpoint(folder)
+        raise UserError(f"{folder} is one file already")
+    out = out or folder.with_suffix(".merged.ckpt")
+    if out.is_dir():
+        raise UserError(f"{out} is a folder: name a file with --out")
+    content = read_folder(folder, training=True)
+    with atomic(out, durable=True) as partial:
+        torch.save(content, partial)
+        seal(partial)
+    return out
+
+
+class Checkpoints(TorchCheckpointIO):
+    """Lightning's reader of checkpoints for strategies whose processes have a whole model each; it reads folders too.
+
+    Args:
+        training: whether training goes on, which needs the states of the optimizers.
+    """
+
+    def __init__(self, *, training: bool) -> None:
+        self.training = training
+
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        if is_sharded(path):
+            return read_folder(path, training=self.training)
+        return super().load_checkpoint(path, *args, **options)
 
 
 def check_weights(weights: Any, path: str | Path) -> None:

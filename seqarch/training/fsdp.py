@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from lightning.pytorch.strategies import StrategyRegistry
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -16,16 +15,17 @@ from seqarch.arguments import COUNT
 from seqarch.errors import UserError
 from seqarch.mixers.pieces import GROUPS, Piece
 from seqarch.model import SequenceLM
+from seqarch.training.sharded_checkpoints import ShardedCheckpoints
 
 CONTEXT = "context"
 """Name of the group of processes that share this process's sequences."""
 
 
-class FSDP2(ModelParallelStrategy):
+class FSDP2(ShardedCheckpoints):
     """Lightning's `ModelParallelStrategy` with every device in one data-parallel group; `trainer.strategy: fsdp2`.
 
-    Checkpoints are one file, the same as without sharding, so that any number of devices can resume a run, evaluate it
-    or generate text.
+    A checkpoint is one file, the same as without sharding, or with `checkpoint.sharded` a folder. From both, any number
+    of devices can resume a run, evaluate it or generate text.
 
     Args:
         replicas: how many groups of processes hold a whole model each; None for one per node (`fsdp2_hybrid`). Within a
@@ -71,32 +71,6 @@ class FSDP2(ModelParallelStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """The processes that read other sequences, and which of them this one is."""
         return {"num_replicas": self.world_size // self.context, "rank": self.global_rank // self.context}
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load the weights and the optimizer's state from a file of any number of processes.
-
-        Parameters have numbers in the order of the optimizer's groups there. Lightning takes another order, that of the
-        module, so their names are given here.
-        """
-        path, module = self.broadcast(checkpoint_path), self.model
-        assert module is not None
-        content = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(module, content.pop("state_dict"), options=options)
-        names = {parameter: name for name, parameter in module.named_parameters()}
-        for optimizer, state in zip(self.optimizers, content["optimizer_states"], strict=False):  # none evaluates
-            found = [len(group["params"]) for group in state["param_groups"]]
-            if found != [len(group["params"]) for group in optimizer.param_groups]:
-                raise UserError(f"{path}: the state of the optimizer does not fit the parameters")
-            numbers, own = (
-                [each for group in groups for each in group["params"]]
-                for groups in (state["param_groups"], optimizer.param_groups)
-            )
-            named = {number: names[parameter] for number, parameter in zip(numbers, own, strict=True)}
-            groups = [{**group, "params": [named[each] for each in group["params"]]} for group in state["param_groups"]]
-            by_name = {named[number]: values for number, values in state["state"].items()}
-            set_optimizer_state_dict(module, optimizer, {"state": by_name, "param_groups": groups}, options=options)
-        return content
 
     @contextmanager
     def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:

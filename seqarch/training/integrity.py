@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError
-from seqarch.runs.layout import RECORD
+from seqarch.runs.layout import RECORD, is_sharded
+from seqarch.training.sharded.folder import Damage, Folder
 
 _COMMENT = b"seqarch sha256 "
 """The start of the comment in a checkpoint, which is a zip archive; 64 hexadecimal digits follow."""
@@ -24,7 +25,12 @@ _BYTES = {
 
 
 def seal(path: Path) -> None:
-    """Append the SHA-256 of a checkpoint to it, as the comment that ends a zip archive; PyTorch reads past it."""
+    """Append the SHA-256 of a checkpoint to it, as the comment that ends a zip archive; PyTorch reads past it.
+
+    The index of a folder has it already.
+    """
+    if path.is_dir():
+        return
     sealed = path.stat().st_size - _LENGTH
     comment = _comment(path, sealed)
     with path.open("r+b") as file:
@@ -50,6 +56,8 @@ def _digest(path: Path, n_bytes: int) -> str:
 
 def fingerprint(path: Path) -> str:
     """The SHA-256 in a checkpoint, or of its file if there is none in it."""
+    if is_sharded(path):
+        return Folder(path).sha256
     comment = b""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -58,11 +66,17 @@ def fingerprint(path: Path) -> str:
 
 
 def damage(path: Path) -> str | None:
-    """The damage of a checkpoint file, in words; `None` if the file is as it was written.
+    """The damage of a checkpoint, in words; `None` if it is as it was written.
 
     A file without a SHA-256, of an earlier version or of PyTorch, is compared with the checksums of the zip archive.
     PyTorch reads a tensor from where its record begins, so a record must hold it whole and as it is.
     """
+    if path.is_dir():
+        try:
+            Folder(path).check_files()
+        except (Damage, UserError) as wrong:
+            return str(wrong)
+        return None
     try:
         with zipfile.ZipFile(path) as archive:
             comment, records = archive.comment, {record.filename: record for record in archive.infolist()}
@@ -110,19 +124,24 @@ class _Nothing(dict):
     def __setstate__(self, state: Any) -> None: ...
 
 
-def check_checkpoint(path: str | Path) -> None:
-    """Raise `UserError` for a file that is missing or damaged, and name the newest older one that is whole."""
+def check_checkpoint(path: str | Path, *, files: bool = True) -> None:
+    """Raise `UserError` for a checkpoint that is missing or, with `files`, damaged."""
     if "::" in str(path):  # Lightning would take it for a URL, whatever file is called so
         raise UserError(f"{path} holds '::', as a URL may: name a local file without it")
     path = Path(path)
     if (path / RECORD).is_file():
         raise UserError(f"the run {path} has no checkpoint (an exam keeps none): name a run that seqarch fit made")
-    if not path.is_file():
+    if not path.is_file() and not is_sharded(path):
         what = f"{path} is neither checkpoint nor run: name one" if path.exists() else f"there is no checkpoint {path}"
         raise UserError(what)
-    if (wrong := damage(path)) is None:
-        return
-    older = [each for each in sorted(path.parent.glob("step_*.ckpt")) if each.is_file() and each < path]
-    whole = next((each for each in reversed(older) if damage(each) is None), None)
+    if files and (wrong := damage(path)) is not None:
+        raise damaged(path, wrong)
+
+
+def damaged(path: Path, wrong: str) -> UserError:
+    """The error for a checkpoint with some damage, which names the newest older one that is whole."""
+    older = [each for each in sorted(path.parent.glob("step_*.ckpt")) if each < path]
+    whole = (each for each in reversed(older) if each.is_file() or is_sharded(each))
+    whole = next((each for each in whole if damage(each) is None), None)
     offer = f"the newest whole one is {whole}: remove the newer ones, and the same command goes on from it"
-    raise UserError(f"{path} is damaged: {wrong}; {offer if whole else 'no older checkpoint is whole either'}")
+    return UserError(f"{path} is damaged: {wrong}; {offer if whole else 'no older checkpoint is whole either'}")

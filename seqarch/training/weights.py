@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from seqarch.errors import UserError, check_package, refused
+from seqarch.errors import UserError, refused
 from seqarch.runs.files import atomic, check_file, parse_json
 
 SUFFIX = ".safetensors"
@@ -37,14 +39,7 @@ def facts_of(content: Mapping[str, Any]) -> dict[str, Any]:
 def write_weights(
     path: Path, facts: Mapping[str, Any], weights: Mapping[str, Tensor], files: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write weights, the facts of `facts_of`, and the bytes of the tokenizer's files, if it has any.
-
-    Raises:
-        UserError: the package safetensors is missing.
-    """
-    check_package("safetensors", "a file of weights", "'seqarch[hf]'")
-    from safetensors.torch import save_file
-
+    """Write weights, the facts of `facts_of`, and the bytes of the tokenizer's files, if it has any."""
     tied = HEAD in weights and weights[HEAD].data_ptr() == weights[EMBEDDING].data_ptr()
     kept = {name: each.detach().cpu().clone() for name, each in weights.items() if not (tied and name == HEAD)}
     kept |= {FILES + name: each.clone() for name, each in (files or {}).items()}
@@ -53,7 +48,7 @@ def write_weights(
 
 
 def write_content(path: Path, content: Mapping[str, Any]) -> None:
-    """Write the weights, the facts and the tokenizer of a checkpoint; errors as those of `write_weights`."""
+    """Write the weights, the facts and the tokenizer of a checkpoint."""
     write_weights(path, facts_of(content), content["state_dict"], content["seqarch"].get("tokenizer_files"))
 
 
@@ -82,9 +77,6 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     Raises:
         UserError: the file is missing or damaged.
     """
-    check_package("safetensors", "a file of weights", "'seqarch[hf]'")
-    from safetensors import SafetensorError, safe_open
-
     check_file(path)
     wrong = f"{path} is damaged or not a safetensors file"
     with refused(wrong, SafetensorError, why=True), safe_open(path, "pt") as file:

@@ -1,5 +1,6 @@
 """Interruptions of test runs at a known step, and callbacks: a late end of the first process, a list of the samples."""
 
+import itertools
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ import time
 import lightning as L
 
 from seqarch.training.callbacks import RunCheckpoint
+from seqarch.training.sharded import storage
 
 
 class Interrupt(L.Callback):
@@ -46,6 +48,27 @@ class EndsLate(L.Callback):
     def on_train_end(self, trainer, pl_module):
         if trainer.is_global_zero:
             time.sleep(0.5)
+
+
+class DiesWriting(L.Callback):
+    """Kills this process within the write of the checkpoint whose name holds DIES_WRITING, if that is set."""
+
+    def setup(self, trainer, pl_module, stage):
+        def parts(header, tensors):
+            written = original(header, tensors)
+            yield from itertools.islice(written, 1 + len(tensors) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        original = storage._parts
+        if name := os.environ.get("DIES_WRITING"):
+            write = storage.write_tensors
+
+            def dying(path, tensors):
+                if name in str(path):
+                    storage._parts = parts
+                return write(path, tensors)
+
+            storage.write_tensors = dying
 
 
 class Samples(L.Callback):

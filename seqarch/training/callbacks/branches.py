@@ -65,6 +65,6 @@ class Branches(EveryNSteps, Checkpoint):
                 begin(run, branch, step)
         if trainer.is_global_zero:
             with atomic(checkpoint_path(run, step), durable=True) as partial:
-                shutil.copy2(first, partial)
+                (shutil.copytree if first.is_dir() else shutil.copy2)(first, partial)
         trainer.strategy.barrier()
         trainer.should_stop = True

@@ -14,10 +14,11 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from seqarch.arguments import Count
 from seqarch.errors import UserError, say
-from seqarch.runs.files import atomic
+from seqarch.runs.files import atomic, remove
 from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps
 from seqarch.training.integrity import seal
+from seqarch.training.sharded_checkpoints import ShardedCheckpoints
 
 
 class RunCheckpoint(EveryNSteps, Checkpoint):
@@ -30,11 +31,14 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     Args:
         every_n_steps: distance between two checkpoints in optimizer steps; 0 for none except at a stop signal.
         keep: how many of the newest stay on disk.
+        sharded: with `trainer.strategy: fsdp2`, a checkpoint is a folder, to which each process writes its own part.
+            No process needs memory for the whole model. By default the first process gathers all and writes one file.
     """
 
-    def __init__(self, every_n_steps: int = 500, keep: Count = 2) -> None:
+    def __init__(self, every_n_steps: int = 500, keep: Count = 2, sharded: bool = False) -> None:
         super().__init__(every_n_steps)
         self.keep = keep
+        self.sharded = sharded
         self.told_to_stop = False
         self.interrupted = False
         """Whether Ctrl-C was the reason to stop."""
@@ -42,6 +46,10 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         self._previous_handlers: dict[int, Any] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit" and self.sharded:
+            if not isinstance(trainer.strategy, ShardedCheckpoints):
+                raise UserError("checkpoint.sharded is for models that are split: set trainer.strategy to fsdp2")
+            trainer.strategy.write_folders()
         # Lightning's own handler would write a checkpoint of another kind, in the middle of a step
         if stage == "fit" and "SLURM_JOB_ID" in os.environ:
             self._handle(signal.SIGUSR1, self._on_sigusr1)
@@ -55,7 +63,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         self._last_step = trainer.global_step
         if trainer.is_global_zero:
             for interrupted in (Path(trainer.default_root_dir) / CHECKPOINTS).glob("*.partial"):
-                interrupted.unlink()
+                remove(interrupted)
         # replaces Lightning's handler, which stops in the middle of an accumulated step
         self._handle(signal.SIGTERM, self._on_sigterm)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -91,7 +99,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
             ) from error
         if trainer.is_global_zero:
             for old in checkpoints(trainer.default_root_dir)[: -self.keep]:
-                old.unlink()
+                remove(old)
         trainer.strategy.barrier()
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
