@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 
 from seqarch import cli
 from seqarch.data.datamodule import TextDataModule
@@ -162,12 +163,13 @@ def test_a_result_file_says_what_was_measured(trained, tmp_path):
 
 def test_intervals_cover_the_mean_as_often_as_they_say():
     random = np.random.default_rng(0)
+    of_counts = np.array([interval(np.arange(200) < count) for count in range(201)])
     for p in (0.02, 0.25, 0.9):
-        hits = [low <= p <= high for low, high in (interval(random.random(200) < p) for _ in range(2000))]
-        assert 0.93 < np.mean(hits) < 0.975
+        hits = (of_counts[:, 0] <= p) & (p <= of_counts[:, 1])
+        assert 0.93 < binom.pmf(np.arange(201), 200, p) @ hits < 0.975
     hits = [low <= 1 <= high for low, high in (interval(random.exponential(size=300)) for _ in range(2000))]
     assert 0.93 < np.mean(hits) < 0.965
-    for n in range(1, 1001):
+    for n in (*range(1, 20), 100, 1000):
         assert interval(np.zeros(n))[0] == 0, f"0 of {n} holds 0, the chance of a passkey"
         assert interval(np.ones(n))[1] == 1
     assert interval(np.zeros(10))[1] == pytest.approx(0.2775, abs=1e-3), "Wilson's interval at 0 of 10"
