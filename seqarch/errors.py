@@ -54,6 +54,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} '{name}'{near(name, known) if known else ': none is known'}")
 
 
+def absent(kind: str, path: object, advice: str = "") -> UserError:
+    """The error for a file or folder that is not there; its name is in quotes, since it may look like a word."""
+    other = " (a folder)" if os.path.isdir(str(path)) else " (a file)" if os.path.isfile(str(path)) else ""
+    return UserError(f"there is no {kind} '{path}'{other}{advice and f': {advice}'}")
+
+
 def check_package(module: str, who: str, install: str) -> None:
     """Raise `UserError` if a package is missing."""
     if importlib.util.find_spec(module) is None:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from yaml.constructor import SafeConstructor
 
-from seqarch.errors import UserError, refused
+from seqarch.errors import UserError, absent, refused
 
 LARGEST = 20_000
 """Entries of a configuration, aliases counted as often as they are used; the longest of ours has some 200."""
@@ -56,7 +56,7 @@ def compose(path: Path) -> yaml.Node | None:
     try:
         root = nodes(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError as error:
-        raise UserError(f"{path}: there is no such file") from error
+        raise absent("file", path) from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         tab = "; indent with spaces" if "\\t" in str(error.problem) else ""

@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.script import run
 from seqarch.arguments import COUNT
 from seqarch.bench.rows import Row
-from seqarch.errors import UserError
+from seqarch.errors import UserError, absent
 from seqarch.kernels.blocks import expand_heads
 from seqarch.kernels.top1_chunk.op import mean_keys
 from seqarch.mixers.cores import AttentionCore
@@ -41,7 +41,7 @@ def record(checkpoint: Path, text: Path, out: Path, length: int, layers: int = 4
     """
     COUNT.check("--length", length)
     if not text.is_file():
-        raise UserError(f"there is no file {text}: name a file of text")
+        raise absent("file", text, "name a file of text")
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: name a file to write")
     from seqarch.experiment.load import load

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.arguments import Count, Interval
-from seqarch.errors import UserError, say
+from seqarch.errors import UserError, absent, say
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.tables import aligned
 
@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     if args.rows and not Path(args.rows).is_dir():
-        raise UserError(f"there is no folder {args.rows}: --rows names one with files such as fda.jsonl")
+        raise absent("folder", args.rows, "--rows names one with files such as fda.jsonl")
     if args.checkpoint is None and not args.list:
         raise UserError("missing --checkpoint, a checkpoint of a run (or --list, to see the tasks)")
     from seqarch.evaluation import Asked

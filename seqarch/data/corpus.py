@@ -24,7 +24,7 @@ from seqarch.data.remote import is_remote, mirror
 from seqarch.data.shards import is_domain
 from seqarch.data.verified import cache_folder
 from seqarch.data.workers import worker_pool
-from seqarch.errors import UserError, refused
+from seqarch.errors import absent, refused
 from seqarch.versions import version
 
 EMBEDDED = "embedded"
@@ -74,7 +74,7 @@ def find_root(root: str | Path) -> Path:
     if str(root) == EMBEDDED:
         return build_embedded(cache_folder())
     if not Path(root).exists() and get_close_matches(str(root), [EMBEDDED]):
-        raise UserError(f"there is no folder {root}: did you mean {EMBEDDED}, the built-in corpus?")
+        raise absent("folder", root, f"did you mean {EMBEDDED}, the built-in corpus?")
     return Path(root)
 
 

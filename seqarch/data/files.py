@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.data.verified import sha256_of
-from seqarch.errors import UserError, check_known, refused
+from seqarch.errors import UserError, absent, check_known, refused
 from seqarch.runs.files import read_json
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -47,7 +47,7 @@ def _check(path: Path) -> None:
     if not path.name.endswith(READ):
         raise UserError(f"{path}: cannot read this kind of file; its name must end with {', '.join(READ)}")
     if not is_hub(path) and not path.is_file():
-        raise UserError(f"{path}: there is no such file")
+        raise absent("file", path)
     if not is_hub(path) and path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty")
 

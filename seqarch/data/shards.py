@@ -24,7 +24,7 @@ from seqarch.data.remote import fetch, folders, origin
 from seqarch.data.tokenizer_files import FOLDER, stored_tokenizer
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.verified import damaged, is_known, missing, remember, verify
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, absent, unknown
 from seqarch.runs.files import check_folder, read_json
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def open_domain(root: Path, name: str) -> "Domain":
     """
     check_name(name)  # which would otherwise lead out of `root`
     if not root.is_dir():
-        raise UserError(f"there is no folder {root}{' (a file)' * root.exists()}: `seqarch data prepare` makes one")
+        raise absent("folder", root, "`seqarch data prepare` makes one")
     if not is_domain(root / name):
         known, where = list_domains(root), origin(root) or root
         if not known:

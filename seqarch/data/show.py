@@ -9,7 +9,7 @@ from seqarch.data.corpus import find_root
 from seqarch.data.manifest import SPLITS, Split
 from seqarch.data.remote import origin
 from seqarch.data.shards import Domain, is_domain, list_domains, open_domain
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, absent, one_line
 from seqarch.tables import aligned
 
 _SAMPLE_TOKENS = 128
@@ -48,9 +48,8 @@ def domains_of(root: str | Path) -> list[Domain]:
     root = find_root(root)
     domains = [Domain(root)] if is_domain(root) else [open_domain(root, name) for name in list_domains(root)]
     if not domains:
-        what = "no prepared domain in" if root.is_dir() else "there is no folder"
-        where = f"{origin(root) or root}{' (a file)' * root.is_file()}"
-        raise UserError(f"{what} {where}: prepare one with `seqarch data prepare FILE --out FOLDER --domain NAME`")
+        advice = "prepare one with `seqarch data prepare FILE --out FOLDER --domain NAME`"
+        raise absent("prepared domain in" if root.is_dir() else "folder", origin(root) or root, advice)
     return domains
 
 

@@ -25,7 +25,7 @@ from seqarch.data.codecs import CODECS, EXTRA, Codec, kind_of
 from seqarch.data.manifest import Checked
 from seqarch.data.remote import fetch
 from seqarch.data.tokenizers import Tokenizer, known_tokenizers, load_tokenizer
-from seqarch.errors import UserError, one_line, refused, unknown
+from seqarch.errors import UserError, absent, one_line, refused, unknown
 from seqarch.runs.files import check_folder, parse_json, read_json
 
 FOLDER, DESCRIPTION = "tokenizer", "seqarch_tokenizer.json"
@@ -232,10 +232,10 @@ def _download(name: str) -> Path:
     if difflib.get_close_matches(name, known_tokenizers()):
         raise unknown("tokenizer", name, known_tokenizers())
     if not HUB_NAME.fullmatch(name) or Path(name).suffix in (".json", ".model", ".tiktoken"):
-        raise UserError(f"there is no tokenizer {name}: name a file, a folder or a repository of the Hugging Face Hub")
-    with refused(f"there is no file {name}, and to fetch it from the Hugging Face Hub needs: {EXTRA}", ImportError):
+        raise absent("tokenizer", name, "name a file, a folder or a repository of the Hugging Face Hub")
+    with refused(f"there is no file '{name}', and to fetch it from the Hugging Face Hub needs: {EXTRA}", ImportError):
         from huggingface_hub import snapshot_download
     # huggingface_hub and its client raise many kinds
-    message = f"there is no file {name}, and the Hugging Face Hub gives no tokenizer of that name"
+    message = f"there is no file '{name}', and the Hugging Face Hub gives no tokenizer of that name"
     with refused(message, Exception, why=lambda error: one_line(error).partition(". ")[0]):
         return Path(snapshot_download(name, allow_patterns=[CONFIG, *WHOLE, *OLD]))

@@ -19,7 +19,7 @@ from seqarch.data.files import READ
 from seqarch.data.prepare import prepare
 from seqarch.data.shards import is_domain, list_domains, open_domain
 from seqarch.data.verified import cache_folder
-from seqarch.errors import UserError, say
+from seqarch.errors import UserError, absent, say
 from seqarch.runs import files
 from seqarch.runs.curves import read_rows
 from seqarch.runs.files import check_folder, read_json, write_json
@@ -52,7 +52,7 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
             of other text or of another tokenizer.
     """
     if not folder.is_dir():
-        raise UserError(f"--data {folder}: there is no such folder")
+        raise absent("folder", folder, "--data names one")
     names = [*train, *ood]
     if all(is_domain(folder / name) for name in names):
         return folder

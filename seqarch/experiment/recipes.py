@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import seqarch
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError, absent, unknown
 from seqarch.experiment.tree import Tree, merge, read_file
 from seqarch.plugins import FLAG
 from seqarch.runs.files import write_text
@@ -49,7 +49,7 @@ def over_base(tree: Tree, folder: Path = Path(), later: Sequence[Path] = ()) -> 
     if not base.is_file():
         base = _bundled(Path(extends.text)) or base
     if not base.is_file():
-        raise UserError(f"{extends.where or ''}extends {extends.text}, but there is no file {base}")
+        raise UserError(f"{extends.where or ''}extends {extends.text}, but there is no file '{base}'")
     if base.resolve() in {path.resolve() for path in later}:
         raise UserError(f"{later[0]} extends {extends.text}, which extends it in turn: remove one of the two")
     return merge(read_recipe(base, later), Tree(parts, tree.where))
@@ -74,7 +74,7 @@ def find_recipe(name: str | Path) -> Path:
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a recipe in it")
     if path.suffix or len(path.parts) > 1:
-        raise UserError(f"there is no recipe {path}")
+        raise absent("recipe", path)
     raise _no_recipe(str(name))
 
 

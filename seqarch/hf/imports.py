@@ -12,7 +12,7 @@ import seqarch
 from seqarch.arguments import typed
 from seqarch.data.tokenizer_files import find_tokenizer, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer, known_tokenizers
-from seqarch.errors import UserError, check_known, refused
+from seqarch.errors import UserError, absent, check_known, refused
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.load import module_of
 from seqarch.hf.families import FAMILIES, family, of_mamba_ssm
@@ -99,7 +99,7 @@ def _is_lone(place: Path, tokenizer: str | None) -> bool:
     """Whether the weights are one file without a configuration and a tokenizer, and not a folder."""
     lone = place.suffix == LONE and place.is_file()
     if not lone and not place.is_dir():
-        raise UserError(f"there is no folder {place}: name one with {CONFIG} and the weights, or a {LONE} file")
+        raise absent("folder", place, f"name one with {CONFIG} and the weights, or a {LONE} file")
     if lone and tokenizer is None:
         raise UserError(f"{place} comes without a tokenizer: name one with --tokenizer")
     return lone
@@ -107,7 +107,7 @@ def _is_lone(place: Path, tokenizer: str | None) -> bool:
 
 def _config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
-        raise UserError(f"there is no {CONFIG} in {folder}: name the folder of a model")
+        raise absent("file", folder / CONFIG, "name the folder of a model")
     config = read_json(folder / CONFIG)
     return of_mamba_ssm(config) if "ssm_cfg" in config and "model_type" not in config else config
 
@@ -132,7 +132,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         elif len(names) == 1 and (folder / OTHER).is_file():
             found = _file(folder / OTHER)
         else:
-            raise UserError(f"there is no {name} in {folder}")
+            raise absent("file", path)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from seqarch.errors import UserError, check_known
+from seqarch.errors import UserError, absent, check_known
 from seqarch.report.documents import DocumentLosses, Draw, read_documents, stack_documents
 from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.runs import tags
@@ -333,7 +333,7 @@ def pick_reference(groups: Sequence[Group], reference: str | None) -> Group:
 
 def _check_folder(folder: Path) -> None:
     if not folder.exists():
-        raise UserError(f"there is no run folder {folder}")
+        raise absent("run folder", folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is a file: a report takes run folders")
     if (folder / RECORD).exists():

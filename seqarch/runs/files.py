@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqarch.errors import UserError, refused
+from seqarch.errors import UserError, absent, refused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +111,7 @@ def refuse_home(option: str, place: str) -> None:
 def check_file(path: Path) -> None:
     """Raise `UserError` if a file that a user named is not there."""
     if not path.is_file():
-        raise UserError(f"there is no file {path}")
+        raise absent("file", path)
 
 
 def check_folder(folder: Path, within: Path | None = None, *, written: bool = True) -> None:

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, absent
 from seqarch.runs.layout import RECORD, is_sharded
 from seqarch.training.sharded.folder import Damage, Folder
 
@@ -131,9 +131,10 @@ def check_checkpoint(path: str | Path, *, files: bool = True) -> None:
     path = Path(path)
     if (path / RECORD).is_file():
         raise UserError(f"the run {path} has no checkpoint (an exam keeps none): name a run that seqarch fit made")
+    if not path.exists():
+        raise absent("checkpoint", path)
     if not path.is_file() and not is_sharded(path):
-        what = f"{path} is neither checkpoint nor run: name one" if path.exists() else f"there is no checkpoint {path}"
-        raise UserError(what)
+        raise UserError(f"{path} is neither checkpoint nor run: name one")
     if files and (wrong := damage(path)) is not None:
         raise damaged(path, wrong)
 

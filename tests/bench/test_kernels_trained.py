@@ -31,7 +31,7 @@ def recorded(tmp_path, monkeypatch):
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match="latin is not a text file"):
         record(tmp_path / "checkpoint", tmp_path / "latin", tmp_path / "new" / "out", 4)
-    with pytest.raises(UserError, match="there is no file nope: name a file of text"):
+    with pytest.raises(UserError, match="there is no file 'nope': name a file of text"):
         record(tmp_path / "checkpoint", Path("nope"), tmp_path / "out", 4)
     with pytest.raises(UserError, match="--length must be at least 1, not -5"):
         record(tmp_path / "checkpoint", tmp_path / "text", tmp_path / "out", -5)

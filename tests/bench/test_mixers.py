@@ -65,7 +65,7 @@ def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys):
         (["quickstart", "--against=fla", "--model.d_model=8"], "--model has no effect with --against: leave it out"),
         (["quickstart", "--against=fla", "--documents=8"], "--documents has no effect with --against: leave it out"),
         (["quickstart", "--stps=3"], "unknown option --stps: did you mean --steps?"),
-        (["quickstart", "--csv=nowhere/rows.csv"], "there is no folder nowhere"),
+        (["quickstart", "--csv=nowhere/rows.csv"], "there is no folder 'nowhere'"),
         (["quickstart", "--csv=."], "--csv . is a folder: name a file"),
     ],
 )

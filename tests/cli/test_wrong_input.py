@@ -151,7 +151,7 @@ def test_wrong_option_of_a_mixer_on_the_command_line(refuse, recipe, flag, said)
             "r.yaml is not UTF-8 text: a configuration is a YAML file, saved as UTF-8",
         ),
         (b"model:\n  d_model: 3\n  d_model: 4\n", "r.yaml:3: 'd_model' is already in line 2"),
-        (b"extends: nope.yaml\n", "r.yaml:1: extends nope.yaml, but there is no file nope.yaml"),
+        (b"extends: nope.yaml\n", "r.yaml:1: extends nope.yaml, but there is no file 'nope.yaml'"),
         (b"extends: r.yaml\n", "r.yaml extends r.yaml, which extends it in turn"),
         (b"extends: quickstart\nseed_everything: 2001-13-45\n", "r.yaml:2: seed_everything is 2001-13-45: expected"),
         (b"run_dir: x\nextends: [a, b]\n", "r.yaml:2: extends must name one file"),
@@ -185,7 +185,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["report", "", "--out", "o"], "runs is empty: give it a value, or leave it out"),
         (["report", "nowhere", "", "--out", "o"], "runs is empty: give it a value, or leave it out"),
         (["data", "prepare", "", "--out", "y", "--domain", "d"], "files is empty: give it a value, or leave it out"),
-        (["fit", "--config", "nope.yaml"], "there is no recipe nope.yaml"),
+        (["fit", "--config", "nope.yaml"], "there is no recipe 'nope.yaml'"),
         (["fit", "--config", "."], ". is a folder: name a recipe in it"),
         (["fit", "recipe.yaml", "--config", QUICKSTART], "unexpected argument 'recipe.yaml': a recipe is given"),
         (["fit", "--config", QUICKSTART, "--model.d_modl=3"], "unknown option --model.d_modl: did you mean --model.d"),
@@ -207,9 +207,9 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["recipes", "copy", "nope"], "unknown recipe 'nope' (`seqarch recipes` lists all)"),
         (["data", "prepar"], "unknown command 'prepar': did you mean prepare?"),
         (["data", "prepare", "x.jsonl", "--out", "y"], "name the domain with --domain"),
-        (["data", "prepare", "x.jsonl", "--out", "y", "--domain", "d"], "x.jsonl: there is no such file"),
+        (["data", "prepare", "x.jsonl", "--out", "y", "--domain", "d"], "there is no file 'x.jsonl'"),
         (["data", "prepare", "x.pdf", "--out", "y", "--domain", "d"], "x.pdf: cannot read this kind of file"),
-        (["data", "show", "."], "no prepared domain in"),
+        (["data", "show", "."], "there is no prepared domain in '"),
         (["report", "nowhere", "--out", "s3://b/x"], "--out s3://b/x is a URL: `seqarch report` writes only"),
         (["report", "nowhere", "--out=~/x"], "--out ~/x would make a folder named ~ here: write /"),
         (["mixers", "new", "Sliding", "--out=~/x"], "--out ~/x would make a folder named ~ here: write /"),
@@ -217,15 +217,15 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
         (["eval", "--list", "--lengths", "64", "9" * 18], "--lengths must lie in 1..1073741824, not 999"),
         (["eval", "--list", "--lengths", "64", "x"], "lengths is x: expected a whole number"),
         (["data", "show", "s3:/b/x"], "s3:/b/x is not a URL of object storage: give s3://bucket/folder"),
-        (["data", "show", "nowhere"], "there is no folder"),
-        (["data", "show", "embeded"], "there is no folder embeded: did you mean embedded"),
+        (["data", "show", "nowhere"], "there is no folder 'nowhere'"),
+        (["data", "show", "embeded"], "there is no folder 'embeded': did you mean embedded"),
         (["report"], "missing RUNS, --out"),
-        (["report", "nowhere", "--out", "o"], "there is no run folder nowhere"),
+        (["report", "nowhere", "--out", "o"], "there is no run folder 'nowhere'"),
         (["report", ".", "--out", "o"], ". is not a run folder"),
         (["mixers", "--jsn"], "unknown option --jsn: did you mean --json?"),
         (["generate", "--prompt", "a"], "missing --checkpoint"),
         (["generate", "--checkpoint", "nope", "--prompt"], "--prompt needs a value"),
-        (["generate", "--checkpoint", "nope", "--prompt", "a"], "there is no checkpoint nope"),
+        (["generate", "--checkpoint", "nope", "--prompt", "a"], "there is no checkpoint 'nope'"),
         (["generate", "--checkpoint", "nope", "--prompt", "a", "--top_k", "x"], "top_k is x: expected a whole number"),
         (["validate", "--config", QUICKSTART], "validate needs --ckpt_path"),
     ],
@@ -286,14 +286,14 @@ def test_wrong_command_line(refuse, args, said):
         ({"trainer.logger": "CometLogger"}, "CometLogger': Requirement 'comet-ml"),
         ({"model.feed_forward": "{class_path: GeGLU, init_args: {hidden: 0}}"}, "hidden must be at least 1, not 0"),
         ({"model.vocab_size": 100}, "model.vocab_size is 100, but the data's tokenizer 'byte' has 257 entries"),
-        ({"data.root": "nowhere"}, "there is no folder nowhere: `seqarch"),
-        ({"data.root": "a_file"}, "there is no folder a_file (a file): `seqarch"),
+        ({"data.root": "nowhere"}, "there is no folder 'nowhere': `seqarch"),
+        ({"data.root": "a_file"}, "there is no folder 'a_file' (a file): `seqarch"),
         ({"trainer.fast_dev_run": "true"}, "leave it and fast_dev_run out"),
         ({"data.train": "{dosc: 1.0}"}, "did you mean docs?"),
         ({"data.micro_batch_size": 3}, "data.sequences_per_step (4) must be a multiple of data.micro_batch_size"),
         ({"ckpt_path": "a_file"}, "a_file is damaged: it is cut short or no checkpoint"),
         ({"ckpt_path": "other.ckpt"}, "other.ckpt is not a checkpoint of seqarch"),
-        ({"ckpt_path": "nope.ckpt"}, "there is no checkpoint nope.ckpt"),
+        ({"ckpt_path": "nope.ckpt"}, "there is no checkpoint 'nope.ckpt'"),
         ({"ckpt_path": "notes"}, "notes is neither checkpoint nor run: name one"),
         ({"model.d_model": 99999999999}, "n_heads=4 does not divide d_model=99999999999"),
         (
@@ -313,7 +313,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"seed_everything": "false"}, "seed_everything is false: expected a whole number"),
         ({"data.seed": -5}, "data.seed must lie in 0..4294967295, not -5"),
         ({"model.mixers": '{"": {class_path: Attention, init_args: {n_heads: 4}}}'}, "the name of a mixer is empty"),
-        ({"data.root": "embeded"}, "there is no folder embeded: did you mean embedded, the built-in corpus?"),
+        ({"data.root": "embeded"}, "there is no folder 'embeded': did you mean embedded, the built-in corpus?"),
     ],
 )
 def test_fit_that_cannot_work(refuse, tmp_path, shards, options, said):
@@ -338,7 +338,7 @@ def test_checkpoint_that_leaves_no_step(refuse, fit, shards, steps):
 def test_checkpoint_that_is_not_there_is_refused_for_a_finished_run_too(refuse, fit, shards):
     run = fit()
     options = {**TINY, **MODEL, "data.root": shards, "run_dir": run, "ckpt_path": "nope.ckpt"}
-    assert refuse("fit", *flags(**options)) == "there is no checkpoint nope.ckpt"
+    assert refuse("fit", *flags(**options)) == "there is no checkpoint 'nope.ckpt'"
 
 
 @pytest.mark.parametrize(

@@ -361,7 +361,7 @@ def test_an_interrupted_addition_is_finished(
         ({"append": True, "domain": None, "domain_field": "content"}, "--domain_field has no effect with --append"),
         ({"files": ["-"], "part": "1/1"}, "--part has no effect on standard input: leave it out"),
         *[({each: "x"}, f"--{each} has no effect on other files than a data set of") for each in ("subset", "split")],
-        ({"tokenizer": ""}, "there is no tokenizer : name a file, a folder or a repository"),
+        ({"tokenizer": ""}, "there is no tokenizer '': name a file, a folder or a repository"),
         ({"out": "s3://bucket/shards", "part": "1/1"}, "--part writes into a folder that all machines see, not to s3"),
     ],
 )

@@ -314,7 +314,7 @@ def test_what_is_no_tokenizer(files: dict[str, Path], tmp_path: Path, monkeypatc
         (files["unigram"], {"eos_token": "</s>", "bos_token": "<s>"}, "has no token '<s>'; its special tokens are"),
         ("byte", {"eos_token": "</s>"}, "'byte' has its own tokens around documents"),
         ("mixtrl", {}, r"unknown tokenizer 'mixtrl': did you mean mixtral\?"),
-        ("no/such/tokenizer.json", {}, r"there is no tokenizer no/such/tokenizer\.json: name a file, a folder or"),
+        ("no/such/tokenizer.json", {}, r"there is no tokenizer 'no/such/tokenizer\.json': name a file, a folder or"),
         (tmp_path / "empty", {}, r"empty holds no tokenizer: expected tokenizer\.json, tekken\.json, "),
         (tmp_path / "vocab.json", {}, r"vocab\.json is neither a tokenizer\.json nor a Tekken file"),
         (tmp_path / "tiny.tiktoken", {}, "it has 2 entries, and how text is split is known only for files of 50,256"),
@@ -328,7 +328,7 @@ def test_what_is_no_tokenizer(files: dict[str, Path], tmp_path: Path, monkeypatc
             find_tokenizer(str(given), **flags)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="there is no file nobody/nothing, and the Hugging Face Hub gives no tokenizer"):
+    with pytest.raises(UserError, match="there is no file 'nobody/nothing', and the Hugging Face Hub gives no"):
         find_tokenizer("nobody/nothing")
 
 

@@ -302,4 +302,4 @@ def test_options_that_do_not_fit_are_refused(exported, refuse, tmp_path):
     assert "--data needs --train" in refuse("import", folder, "--out", tmp_path / "run", "--data", tmp_path)
     assert "name a new folder" in refuse("import", folder, "--out", folder)
     (folder / "config.json").unlink()
-    assert "no config.json" in refuse("import", folder, "--out", tmp_path / "run")
+    assert "there is no file '" in refuse("import", folder, "--out", tmp_path / "run")

@@ -132,7 +132,7 @@ def test_curves_that_end_before_a_finished_run_are_refused(run):
 
 
 def test_a_folder_that_is_no_run(tmp_path, run):
-    assert refusal(load_run, tmp_path / "missing") == f"there is no run folder {tmp_path / 'missing'}"
+    assert refusal(load_run, tmp_path / "missing") == f"there is no run folder '{tmp_path / 'missing'}'"
     (tmp_path / "empty").mkdir()
     said = refusal(load_run, tmp_path / "empty")
     assert "is not a run folder, it has no run.json and no config.yaml and no curves.csv: seqarch fit writes" in said

@@ -187,7 +187,7 @@ def test_a_second_fit_is_refused_and_leaves_the_first_alone(fit, tmp_path):
 
 
 REFUSALS = {
-    "before it reads the data": ({"data.root": "nowhere"}, "there is no folder nowhere"),
+    "before it reads the data": ({"data.root": "nowhere"}, "there is no folder 'nowhere'"),
     "before it makes the optimizer": ({"trainer.gradient_clip_val": "-1"}, "must be 0 .off. or more"),
     "before it makes the loggers": ({"trainer.fast_dev_run": "true"}, "fast_dev_run"),
     "before a branch that cannot leave": ({"branches.at": "[0.5]"}, "set model.decay_share"),
@@ -211,7 +211,7 @@ def test_a_refused_resumption_leaves_the_run_as_it_was(fit, tmp_path, monkeypatc
     with pytest.raises(RuntimeError):
         fit()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match="there is no folder nowhere"):
+    with pytest.raises(UserError, match="there is no folder 'nowhere'"):
         fit(**{"data.root": "nowhere"})
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
