@@ -13,7 +13,7 @@ from seqarch.cli.commands import COMMANDS, GROUP, TRAINING, find_command, parse
 from seqarch.errors import SeqarchWarning, UserError, join_processes, of_memory, of_storage, one_line, say
 from seqarch.plugins import described, entries
 
-COMPLETION = "--print_completion"
+COMPLETION = "--completion"
 LIGHT = ("-h", "--help", "--version", "data", "recipes", "mixers", "report")
 """Commands that do not import Lightning."""
 
@@ -74,10 +74,10 @@ def run(args: list[str]) -> None:
         say(_overview().format_help().rstrip())
     elif command == "--version":
         say(f"seqarch {seqarch.__version__}")
-    elif command.startswith(COMPLETION):
-        from seqarch.cli.training import print_completion
+    elif command == COMPLETION:
+        from seqarch.cli.completion import completion
 
-        print_completion(args)
+        print(completion(), end="")  # noqa: T201 - its lines are long
     elif command in TRAINING:
         from seqarch.cli.training import train
 
@@ -107,11 +107,10 @@ def _overview() -> argparse.ArgumentParser:
         prog="seqarch",
         usage="seqarch COMMAND ...",
         description="What does a sequence mixer do to a language model's base capabilities? Train, measure, compare.",
-        epilog="`seqarch COMMAND --help` shows the options of a command. "
-        "First run: seqarch fit --config recipes/quickstart.yaml",
+        epilog="`seqarch COMMAND --help` shows the options of a command. First run: seqarch fit --config quickstart",
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
-    parser.add_argument(COMPLETION, metavar="shtab-SHELL", help="print a completion script for bash, zsh or tcsh")
+    parser.add_argument(COMPLETION, action="store_true", help="print a completion script for bash and zsh, and exit")
     commands = parser.add_subparsers(title="commands", metavar="")
     others = {name: f"A command of {described(point)}." for name, point in entries(GROUP).items()}
     for name, help in {**TRAINING, **{name: command.help for name, command in COMMANDS.items()}, **others}.items():

@@ -1,14 +1,14 @@
-"""`seqarch fit`, `validate` and `test`, and the script that completes command lines."""
+"""`seqarch fit`, `validate` and `test`."""
 
 import functools
 import signal
 import sys
 from collections.abc import Sequence
 
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser
 
-from seqarch.cli.commands import COMMANDS, TRAINING
-from seqarch.errors import UserError, check_package
+from seqarch.cli.commands import TRAINING
+from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.parser import FROM, build_parser
 
@@ -39,22 +39,3 @@ def train(command: str, args: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Lightning by itself would go on
     named = "--ckpt_path" in given  # else the recipe's, from which its run began
     experiment.evaluate(None, experiment.options.ckpt_path if named else None, whole=command == "test", verbose=True)
-
-
-def print_completion(args: list[str]) -> None:
-    """Print what `--print_completion=shtab-SHELL` asks for: a script that completes command lines.
-
-    Raises:
-        UserError: the package that writes it is not installed.
-    """
-    check_package("shtab", "a completion script", "'seqarch[completion]'")
-    set_parsing_settings(add_print_completion_argument=True)
-    parser = ArgumentParser(prog="seqarch", exit_on_error=False)
-    commands = parser.add_subcommands()
-    for name, help in TRAINING.items():
-        commands.add_subcommand(name, build_parser(*words(name)), help=help)
-    for name, command in COMMANDS.items():
-        subparser = ArgumentParser(description=command.help, exit_on_error=False)
-        commands.add_subcommand(name, subparser, help=command.help)
-        command.add_arguments(subparser)
-    parser.parse_args(args)

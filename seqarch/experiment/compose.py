@@ -11,8 +11,8 @@ from seqarch.errors import UserError, near
 from seqarch.experiment.recipes import find_recipe, over_base, read_recipe
 from seqarch.experiment.tree import NUMBER, Tree, appended, at, merge, put, read_file, read_plain, read_text
 
-PRINTS = ("--print_config", "--print_completion")
-"""Flags whose value may be left out."""
+PRINT = "--print_config"
+"""The flag whose value may be left out."""
 SEVERAL = ("+", "*")
 """The `nargs` of an option that takes several words."""
 
@@ -67,7 +67,7 @@ def _split(args: Sequence[str], actions: Mapping[str, Any]) -> Iterator[tuple[st
         if not is_flag(flag):
             yield "", [flag + equals + text]
             continue
-        if flag in PRINTS:
+        if flag == PRINT:
             continue
         action = actions[_option(flag, actions)]
         missing = not equals and (not rest or is_flag(rest[0]))

@@ -14,13 +14,12 @@ from seqarch.arguments import Seed, Steps
 from seqarch.data.datamodule import TextDataModule
 from seqarch.evaluation.registry import import_tasks
 from seqarch.experiment.checker import HELP, check_words, parse_tree
-from seqarch.experiment.compose import compose
+from seqarch.experiment.compose import PRINT, compose
 from seqarch.mixers.registry import import_parts
 from seqarch.plugins import ALLOW_CODE, FLAG, trust
 from seqarch.training import LanguageModel
 from seqarch.training.callbacks import CALLBACKS
 
-PRINT = "--print_config"
 FROM = "--from"
 IN_HELP = ("max_steps", "accelerator", "devices", "precision")
 """The options of the trainer that `--help` shows."""

@@ -2,14 +2,16 @@
 
 import io
 import re
+import shutil
+import subprocess
 import sys
 
 import pytest
-from jsonargparse import ArgumentParser
 
 import seqarch
 from seqarch import cli
 from seqarch.cli.commands import COMMANDS, TRAINING
+from seqarch.cli.completion import completion
 from tests.cli.test_commands import output
 
 
@@ -47,31 +49,35 @@ def test_help_of_fit_has_our_options_and_on_request_those_of_the_trainer(flag, c
         assert bool(re.search(f"--{option}[ ,]", said)) == (flag == "--help_all")
 
 
-def test_completion_script_covers_all_commands(capsys):
-    pytest.importorskip("shtab")
-    with pytest.raises(SystemExit):
-        cli.main(["--print_completion=shtab-bash"])
-    script = capsys.readouterr().out
-    for word in ("--model.d_model", "--ood_loss.every_n_steps", "--max_new_tokens", "prepare", "--reference"):
-        assert word in script
+@pytest.fixture(scope="module")
+def script():
+    return completion()
 
 
-def test_completion_without_shtab_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["--print_completion=shtab-bash"])
-    assert stop.value.code == 2
-    assert "pip install 'seqarch[completion]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("given", ["--print_completion=shtab-nosh", "--print_completion"])
-def test_completion_for_an_unknown_shell_is_one_line(capsys, monkeypatch, given):
-    pytest.importorskip("shtab")
-    monkeypatch.setattr("seqarch.cli.training.build_parser", lambda *words: ArgumentParser(exit_on_error=False))
-    with pytest.raises(SystemExit) as stop:
-        cli.main([given])
-    assert stop.value.code == 2
-    assert re.fullmatch(r"seqarch: error: .*--print_completion.*\n", capsys.readouterr().err)
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("e", "exam eval export"),
+        ("fit --model.d_m", "--model.d_model"),
+        ("validate --ckpt", "--ckpt_path"),
+        ("fit --config quicks", "quickstart quickstart_top1_chunk"),
+        ("fit runs", ""),
+        ("data pre", "prepare"),
+        ("data prepare x.txt --append --toke", "--tokenizer"),
+        ("report --ref", "--reference"),
+        ("report ", ""),
+        ("exam --mixer Top1C", "Top1Chunk"),
+        ("mixers n", "new"),
+        ("recipes copy exam/ti", "exam/tiny"),
+        ("generate --out", ""),
+    ],
+)
+def test_completion_offers_names(script, typed, expected):
+    words = " ".join(f"'{word}'" for word in ("seqarch", *typed.split(" ")))
+    ask = f'COMP_WORDS=({words}); COMP_CWORD={len(typed.split(" "))}; _seqarch; echo "${{COMPREPLY[@]}}"'
+    said = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, timeout=60)
+    assert (said.stdout.strip(), said.stderr) == (expected, "")
 
 
 def test_letters_that_the_terminal_lacks_are_written_as_escapes(monkeypatch):
