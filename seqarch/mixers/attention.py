@@ -20,7 +20,6 @@ from seqarch.mixers.base import (
     init_linear,
     is_fused,
     linear_flops,
-    refuse_packed_state,
     reset_children,
     residual_std,
     size_heads,
@@ -94,7 +93,6 @@ class Attend(Limited, nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, *, state: Any = None, cu_seqlens: Tensor | None = None, **inputs: Any
     ) -> Tensor:
         """Outputs `[B, T, H, D]` for `q [B, T, H, D]` and `k, v [B, T, H_kv, D]`; `inputs` are the core's own."""
-        refuse_packed_state(state, cu_seqlens)
         start = 0 if state is None else state.start
         clock = None if state is None else state.clock
         q, k = self._transform(q, k, start, cu_seqlens, clock)

@@ -220,12 +220,14 @@ class Mixer(Layer):
         """The arguments of one pass that this mixer's `forward` takes.
 
         Raises:
-            UserError: the pass has a state or packed documents, and the mixer does not support them.
+            UserError: the pass has a state or packed documents, and the mixer does not support them; or it has both.
         """
         if state is not None:
             self.require("decode")
         if cu_seqlens is not None:
             self.require("packed")
+        if state is not None and cu_seqlens is not None:
+            raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
         arguments = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry, "losses": losses}
         return {name: value for name, value in arguments.items() if name in self.takes}
 
@@ -356,12 +358,6 @@ def undecayed(*shape: int) -> nn.Parameter:
 def is_fused(layer: nn.Linear, *heights: int) -> None:
     """Note that the weight of a layer is several matrices below each other, with these numbers of rows."""
     layer.weight._heights = heights  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def refuse_packed_state(state: Any, cu_seqlens: Tensor | None) -> None:
-    """Refuse a state together with packed documents."""
-    if state is not None and cu_seqlens is not None:
-        raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
 
 
 def residual_std(n_layers: int, *, scaled: bool = True) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seqarch.kernels import OPS
 from seqarch.kernels.short_convolution.op import unit_heads
-from seqarch.mixers.base import Carry, Device, Mixer, MixerState, linear_flops, refuse_packed_state
+from seqarch.mixers.base import Carry, Device, Mixer, MixerState, linear_flops
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.pieces import Piece
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
@@ -118,7 +118,6 @@ class RecurrentMixer(Mixer):
 
     def mix(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None, *carry: Carry) -> Tensor:
         """As `forward`; also for subclasses whose `forward` takes a carry."""
-        refuse_packed_state(state, cu_seqlens)
         values, inputs, rest = self.project(x, state, cu_seqlens, *carry)
         if state is not None and state.piece is not None and not isinstance(state.state, MixerState):
             return self.finish(self._after_pieces(state.piece, values, inputs), *rest)

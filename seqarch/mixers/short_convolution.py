@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from seqarch.arguments import Interval, Limited
 from seqarch.errors import UserError
 from seqarch.kernels import qkv_convolution, short_convolution
-from seqarch.mixers.base import Device, MixerState, other_backend, refuse_packed_state
+from seqarch.mixers.base import Device, MixerState, other_backend
 from seqarch.mixers.pieces import Piece
 
 Kernel = Annotated[int, Interval(2)]
@@ -113,7 +113,6 @@ class ShortConvolution(Limited, nn.Module):
         self, x: Tensor, state: ShortConvolutionState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, int]:
         """`x` after the tokens of the state, if there is one, and their number. Updates the state."""
-        refuse_packed_state(state, cu_seqlens)
         if state is None:
             return x, 0
         known = self.kernel_size - 1

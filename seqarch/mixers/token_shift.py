@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seqarch.kernels.tensors import document_positions
-from seqarch.mixers.base import Device, MixerState, refuse_packed_state
+from seqarch.mixers.base import Device, MixerState
 from seqarch.mixers.pieces import Piece
 
 
@@ -47,7 +47,6 @@ def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: 
         state: the token before `x`; holds the last token of `x` after the call.
         cu_seqlens: `[N + 1]` borders of packed documents; the first row of each is zero.
     """
-    refuse_packed_state(state, cu_seqlens)
     first = None if state is None else state.last[:, None].to(x.dtype)
     if state is not None and state.piece is not None:
         first = state.piece.before(x, 1)

@@ -256,8 +256,6 @@ class MixerSuite(MixerHarness):
             refuses("cu_seqlens without 'packed'", self.run, mixer, inputs, cu_seqlens=borders([1, 1]))
             if "cu_seqlens" in mixer.takes:
                 refuses("cu_seqlens without 'packed'", mixer, inputs.x, cu_seqlens=borders([1, 1]))
-        elif "decode" in mixer.capabilities:
-            refuses("a state with cu_seqlens", self.run, mixer, inputs, state=state, cu_seqlens=borders([1, 1]))
         if "entropy" not in mixer.capabilities:
             assert mixer.attention_entropy(inputs.x) is None, "attention_entropy without 'entropy' is not None"
         refuses("layer_idx beyond n_layers", self.mixer, self.d_model, 3, 3, **configuration)

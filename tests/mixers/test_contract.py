@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -143,7 +145,11 @@ def test_a_mixer_is_given_what_its_forward_names() -> None:
             return x
 
     borders = torch.tensor([0, 1])
-    given = {"state": 1, "cu_seqlens": borders, "carry": {}}
     assert AssociativeMemory(8, 0, 1).arguments(carry={}) == {}
-    assert Everything(8, 0, 1).arguments(**given) == given
-    assert Anything(8, 0, 1).arguments(**given) == {"state": 1, "cu_seqlens": borders}
+    options: list[dict[str, Any]] = [{"state": 1}, {"cu_seqlens": borders}]
+    for given in options:
+        rest = {"state": None, "cu_seqlens": None} | given
+        assert Everything(8, 0, 1).arguments(**given, carry={}) == {**rest, "carry": {}}
+        assert Anything(8, 0, 1).arguments(**given, carry={}) == rest
+    with pytest.raises(UserError, match="a state continues one sequence"):
+        Everything(8, 0, 1).arguments(state=1, cu_seqlens=borders)

@@ -390,7 +390,6 @@ BROKEN: list[tuple[type[Mixer], dict[str, Any], str]] = [
     (SameRopeAtEveryCall, HEADS, "test_pieces_with_gradients"),
     (SameRopeAtEveryCall, HEADS, "test_pieces_without_gradients"),
     (CrossesBorders, HEADS, "test_packed_documents"),
-    (CrossesBorders, HEADS, "test_refusals"),
     (ConstantsRunOn, {"n_heads": 4, "relation": "constant_keys", "max_length": 64}, "test_packed_documents"),
     (CountsHalfTheState, HEADS, "test_state_bytes"),
     (RoundsItsState, HEADS, "test_bfloat16_state"),

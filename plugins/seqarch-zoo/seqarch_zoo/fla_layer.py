@@ -15,7 +15,7 @@ from seqarch.errors import UserError, near, unknown
 from seqarch.kernels.fla_tuning import fla_module
 from seqarch.kernels.op import interpreting
 from seqarch.mixers import Mixer, MixerState
-from seqarch.mixers.base import Carry, refuse_packed_state
+from seqarch.mixers.base import Carry
 
 INSTALL = "pip install flash-linear-attention transformers"
 V_FIRST = "fla_v_first"
@@ -107,7 +107,6 @@ class FlaLayer(Mixer):
         self, x: Tensor, *, state: FlaState | None = None, cu_seqlens: Tensor | None = None, carry: Carry | None = None
     ) -> Tensor:
         """Mix `x [B, T, d_model]` on a CUDA device; see `Mixer.forward`."""
-        refuse_packed_state(state, cu_seqlens)
         if not (x.is_cuda or interpreting()):
             raise UserError(f"FlaLayer runs {self.name} by fla's kernels, which need a CUDA GPU, not {x.device.type}")
         if state is None:

@@ -19,7 +19,7 @@ from seqarch.arguments import Count
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences
 from seqarch.mixers import Mixer
-from seqarch.mixers.base import is_fused, linear_flops, refuse_packed_state, undecayed
+from seqarch.mixers.base import is_fused, linear_flops, undecayed
 from seqarch.mixers.recurrent import RecurrentState, empty_state
 
 
@@ -51,7 +51,6 @@ class DiagonalMixer(Mixer):
         """Logarithms of the decays `[d_model or 1, N]` and coefficients `[d_model, N]`, complex."""
 
     def forward(self, x: Tensor, *, state: RecurrentState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        refuse_packed_state(state, cu_seqlens)
         check_sequences({"x [B, T, C]": x}, cu_seqlens)
         with torch.autocast(x.device.type, enabled=False):
             wide = at_least_float32(x)

@@ -20,7 +20,7 @@ from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences, document_positions
 from seqarch.mixers import Mixer, MixerState
 from seqarch.mixers.attention import Base
-from seqarch.mixers.base import Scale, init_linear, is_fused, linear_flops, refuse_packed_state, undecayed
+from seqarch.mixers.base import Scale, init_linear, is_fused, linear_flops, undecayed
 from seqarch.mixers.positions import apply_rope, rope_tables
 from seqarch.mixers.recurrent import empty_state
 
@@ -187,7 +187,6 @@ class TTTLinear(Mixer):
         self.norm.reset_parameters()
 
     def forward(self, x: Tensor, *, state: FastWeights | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-        refuse_packed_state(state, cu_seqlens)
         check_sequences({"x [B, T, C]": x}, cu_seqlens)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.n_heads, self.head_dim)).unbind(2)
         q, k, v = (at_least_float32(t) for t in (q, k, v))
