@@ -293,6 +293,35 @@ def test_the_mixer_in_the_readme_keeps_the_contract(workplace) -> None:
         getattr(suite, f"test_{name}")({})
 
 
+WIDENED = "at_least_float32(self.gate(x)), at_least_float32(self.value(x))"
+MISTAKES = {
+    "none": ("", "", {}),
+    "sums in the dtype of the input": (WIDENED, "self.gate(x), self.value(x)", {"bfloat16"}),
+    "float()": (WIDENED, "self.gate(x).float(), self.value(x).float()", {"pieces_without_gradients"}),
+    "a view": (".clone()", "", {"state_bytes"}),
+}
+
+
+@pytest.mark.parametrize(("right", "wrong", "failing"), MISTAKES.values(), ids=MISTAKES)
+def test_the_log_space_mixer_and_its_mistakes(workplace, monkeypatch, right: str, wrong: str, failing: set) -> None:
+    page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+    workplace(ROOT / "docs/plugins.md")
+    code = Path("min_gru.py").read_text()
+    assert right in code
+    module = ModuleType("min_gru")
+    monkeypatch.setitem(sys.modules, "min_gru", module)  # its dataclass looks there
+    exec(code.replace(right, wrong), vars(module))
+    suite = type("Suite", (MixerSuite,), {"mixer": module.MinGRU})()
+    for name in ("bfloat16", "pieces_without_gradients", "packed_documents", "state_bytes"):
+        if name not in failing:
+            getattr(suite, f"test_{name}")({})
+            continue
+        with pytest.raises(AssertionError, match=r"off by|the state takes") as error:
+            getattr(suite, f"test_{name}")({})
+        last = str(error.value).splitlines()[-1]  # without numbers: these depend on the machine
+        assert name == "state_bytes" or re.sub(r"\d+", "0", last) in re.sub(r"\d+", "0", page)
+
+
 def test_the_command_for_the_tests_on_a_gpu_has_all_of_them() -> None:
     page = (ROOT / "docs/kernels.md").read_text(encoding="utf-8").replace("\\\n", " ")
     (command,) = re.findall(r"^(pytest -m \"gpu .*)$", page, flags=re.MULTILINE)

@@ -1,6 +1,7 @@
-"""Comparisons with strict bounds, and memory that is never zero by chance."""
+"""Comparisons with strict bounds that say where tensors differ, and memory that is never zero by chance."""
 
 import contextlib
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 
+AXES = ("row", "position", "channel")
+
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Root mean square of the difference over that of `expected`."""
@@ -17,19 +20,61 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return (difference / expected.double().square().mean().sqrt().clamp_min(1e-3)).item()
 
 
-def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
+def assert_near(
+    name: str, actual: Tensor, expected: Tensor, tolerance: float, axes: tuple[str, ...] | None = AXES
+) -> None:
+    """Assert that `relative_error` is at most `tolerance`."""
+    error = relative_error(actual, expected)
+    assert error <= tolerance, _difference(name, error, tolerance, actual, expected, axes)
+
+
+def assert_close(
+    name: str, actual: Tensor, expected: Tensor, tolerance: float, axes: tuple[str, ...] | None = AXES
+) -> None:
     """Assert that the RMS of the difference is at most `tolerance`, times the RMS of `expected` if that exceeds 1."""
     assert actual.shape == expected.shape, f"{name}: shape {tuple(actual.shape)}, not {tuple(expected.shape)}"
     difference = (actual.double() - expected.double()).square().mean().sqrt()
     bound = tolerance * expected.double().square().mean().sqrt().clamp_min(1.0)
-    assert difference <= bound, f"{name}: off by {difference:.3g}, more than {bound:.3g}"
+    assert difference <= bound, _difference(name, difference, bound, actual, expected, axes)
 
 
 def assert_all_close(name: str, actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
     """`assert_close` for outputs and gradients by name; a missing gradient counts as zero."""
-    for key in actual.keys() | expected.keys():
+    for key in sorted(actual.keys() | expected.keys(), key=lambda key: key != "output"):
         zero = torch.zeros_like(expected[key] if key in expected else actual[key])
-        assert_close(f"{name}: {key}", actual.get(key, zero), expected.get(key, zero), tolerance)
+        assert_close(f"{name}: {key}", actual.get(key, zero), expected.get(key, zero), tolerance, axes_of(key))
+
+
+def axes_of(key: str) -> tuple[str, ...] | None:
+    """The names of the axes of an output or gradient; `None` for the gradient of a parameter."""
+    return AXES if key in ("output", "gradient of x") else None
+
+
+def _difference(
+    name: str, error: Any, bound: Any, actual: Tensor, expected: Tensor, axes: tuple[str, ...] | None
+) -> str:
+    """The error, the bound, the largest difference with its place and, along a sequence, the first wrong position."""
+    said = f"{name}: off by {error:.3g}, more than {bound:.3g}"
+    if not actual.dim():
+        return said
+    difference = (actual.double() - expected.double()).abs().nan_to_num(nan=math.inf)
+    index = [int(each) for each in torch.unravel_index(difference.argmax(), difference.shape)]
+    place = ", ".join(f"{axis} {each}" for axis, each in zip(axes, index, strict=True)) if axes else str(index)
+    said += f"\nlargest at {place}: {actual[*index]:.9g}, not {expected[*index]:.9g}"
+    if axes:
+        wrong = (difference >= 1e-3 * difference.max()).transpose(0, axes.index("position")).flatten(1).any(1)
+        said += f"\nwrong positions: {_ranges(wrong.nonzero().flatten().tolist())}"
+    if expected.dtype == torch.float64 and relative_error(actual, expected) < 1e-5:
+        said += "\nso small an error means that something in float64 is rounded to float32"
+    return said
+
+
+def _ranges(positions: list[int]) -> str:
+    """ "0 to 7, 9"."""
+    starts = [each for each in positions if each - 1 not in positions]
+    ends = [each for each in positions if each + 1 not in positions]
+    ranges = [f"{a} to {b}" if a < b else str(a) for a, b in zip(starts, ends, strict=True)]
+    return ", ".join(ranges[:5]) + (" and others" if len(ranges) > 5 else "")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Any, ClassVar
 
 import pytest
@@ -20,6 +19,7 @@ from seqarch.mixers.based import TaylorLinearAttention
 from seqarch.mixers.cores import KeyValueState, SoftmaxCore, WindowState
 from seqarch.mixers.rwkv7 import RWKV7Shell
 from seqarch.testing import MixerSuite
+from seqarch.testing.cures import CURES
 
 
 class ToyMean(Mixer):
@@ -416,18 +416,24 @@ def test_the_suite_fails(broken: type[Mixer], options: dict[str, Any], test: str
         getattr(suite, test)(options)
 
 
-@pytest.mark.parametrize(
-    ("broken", "options", "said"),
-    [
-        (ScalesNothing, {}, "unknown in scales or published: {'n_headz'}"),
-        (ScalesByNothing, HEADS, "unknown in scales or published: {'lenght'}"),
-        (KeepsADictionary, HEADS, "init_state returned a dict, not a MixerState"),
-    ],
-)
-def test_the_suite_says_what_is_wrong(broken: type[Mixer], options: dict[str, Any], said: str) -> None:
+OFF = r"off by [\d.e-]+, more than "
+SAID = [
+    (ScalesNothing, {}, "test_refusals", r"unknown in scales or published: \{'n_headz'\}"),
+    (ScalesByNothing, HEADS, "test_refusals", r"unknown in scales or published: \{'lenght'\}"),
+    (KeepsADictionary, HEADS, "test_refusals", "init_state returned a dict, not a MixerState"),
+    (SameRopeAtEveryCall, HEADS, "test_pieces_without_gradients", rf"{OFF}.*\n.*\nwrong positions: 1\n"),
+    (CrossesBorders, HEADS, "test_packed_documents", r"largest at row 0, position \d+, channel \d+: \S+, not \S+\n"),
+    (LosesPrecisionInFloat32, {}, "test_float32", f"float32: output: {OFF}0.0001\nlargest at row"),
+    (EntropyAcrossBorders, HEADS, "test_entropy", rf"{OFF}\S+\nlargest at row 0, position \d+, head \d"),
+]
+
+
+@pytest.mark.parametrize(("broken", "options", "test", "said"), SAID)
+def test_the_suite_says_what_is_wrong_where_and_what_cures_it(broken: Any, options: Any, test: str, said: str) -> None:
     suite = type("Suite", (MixerSuite,), {"mixer": broken})()
-    with pytest.raises(AssertionError, match=re.escape(said)):
-        suite.test_refusals(options)
+    with pytest.raises(AssertionError, match=said) as caught:
+        getattr(suite, test)(options)
+    assert caught.value.__notes__[0].splitlines()[1:] == [f"* {cure}" for cure in CURES[test]]
 
 
 def test_a_sound_mixer_passes_what_the_broken_ones_fail() -> None:
