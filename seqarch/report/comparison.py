@@ -84,7 +84,7 @@ class Comparison:
         if self.findings.no_losses:
             return [self.findings.no_losses]
         refusals = [one.refusal for one in self.findings.comparisons.values() if one.refusal and one.finished is None]
-        return [*refusals, *self.findings.diverged]
+        return [*refusals, *self.findings.diverged, *self.findings.unended]
 
     def __repr__(self) -> str:
         return self.table

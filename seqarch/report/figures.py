@@ -62,8 +62,13 @@ DODGE = 1.02
     "lower {loss}. On the dashed line both losses are equal. The axes begin where the first quarter of "
     "training ends; with more than seven models, where the first half ends. scatter.csv has every point.",
 )
-def scatter(findings: Findings) -> Picture:
-    """In-domain loss against the loss of each compared domain and their mean, a panel each, with the identity line."""
+def scatter(findings: Findings) -> Picture | None:
+    """In-domain loss against the loss of each compared domain and their mean, a panel each, with the identity line.
+
+    None where the only compared domain is the training domain.
+    """
+    if findings.reference.runs[0].narrow:
+        return None
     figure, shown = _domain_panels(findings)
     late = LATE_FRAME if findings.many else FRAME
     ends = [run.finished_models() or run.evaluations.at(np.array([-1])) for _, run in findings.runs]
@@ -235,6 +240,8 @@ def _loss_names(findings: Findings) -> dict[str, str]:
     """The titles of the panels of `losses` by tag."""
     role, run = findings.role, findings.reference.runs[0]
     names = {tags.TRAIN_LOSS: "training", IN_DOMAIN: "in-domain hold-out" if role is OOD else role.inside}
+    if run.narrow:
+        return names
     names |= {role.tag(domain): f"{role.short}: {domain}" for domain in run.domains}
     if role is OOD and run.domains == run.evaluated != run.domains[:1]:
         names[tags.loss(role.name)] = "OOD: mean of domains"

@@ -126,6 +126,16 @@ class Findings:
             if run.status == DIVERGED and not self.no_losses
         ]
 
+    @property
+    def unended(self) -> list[str]:
+        """A sentence for each run that has not taken all its steps."""
+        words = {"failed": "failed", "stopped": "was stopped", "running": "is not finished: it is"}
+        return [
+            f"'{run.name}' ({run.folder}) {words[run.status]} at step {run.steps} of {run.facts.get('max_steps', '?')}."
+            for _, run in self.runs
+            if run.status in words
+        ]
+
     @cached_property
     def comparisons(self) -> dict[str, ModelGaps]:
         """Every other model against the reference, by name. A report is made even if runs overlap too little."""

@@ -104,6 +104,11 @@ class Run:
         return OOD if tags.domains(self.curves, OOD.name) else HOLD_OUT
 
     @property
+    def narrow(self) -> bool:
+        """Whether it has one training domain and no OOD domain: at the same in-domain loss there is no other loss."""
+        return self.role is HOLD_OUT and len(self.evaluated) == 1
+
+    @property
     def evaluated(self) -> list[str]:
         """The domains of that role that `curves.csv` has a column for, sorted."""
         return tags.domains(self.curves, self.role.name)
@@ -160,15 +165,10 @@ class Run:
         """The steps at which the in-domain loss and each compared domain's loss were logged and finite, in order.
 
         Raises:
-            UserError: there is no such step yet, or the run has one training domain and no OOD domain.
+            UserError: there is no such step yet.
         """
         if self.facts.get("imported"):
             raise UserError(f"'{self.name}' ({self.folder}) was imported and has no curves: seqarch eval measures it")
-        if self.role is HOLD_OUT and len(self.evaluated) == 1:
-            raise UserError(
-                f"'{self.name}' ({self.folder}) was trained on one domain and given no OOD domain, so there is nothing "
-                "to compare: name some under data.ood, or train on several domains"
-            )
         wanted = [IN_DOMAIN, *map(self.role.tag, self.domains)]
         chosen = [self.curves[tag] for tag in wanted if tag in self.curves]
         finite = [curve.step[np.isfinite(curve.value)] for curve in chosen]
@@ -312,11 +312,18 @@ def check_losses(groups: Sequence[Group]) -> None:
 
     Raises:
         UserError: a run has no evaluation, or its losses are not the same quantity as those of the first (tokenizer,
-            training mixture, sequence length, evaluation tokens, hold-out or compared domains differ).
+            training mixture, sequence length, evaluation tokens, hold-out or compared domains differ), or several
+            models have one training domain and no OOD domain.
     """
+    first = groups[0].runs[0]
+    if len(groups) > 1 and first.narrow:
+        raise UserError(
+            f"'{first.name}' ({first.folder}) was trained on one domain and given no OOD domain, so there is nothing "
+            "to compare: name some under data.ood, or train on several domains"
+        )
     for run in (run for group in groups for run in group.runs):
         assert run.evaluations
-        _check_comparable(groups[0].runs[0], run)
+        _check_comparable(first, run)
 
 
 def pick_reference(groups: Sequence[Group], reference: str | None) -> Group:

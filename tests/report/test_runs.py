@@ -214,10 +214,23 @@ def test_a_run_without_an_evaluation_says_how_far_it_is(tmp_path):
     assert refusal(load_groups, [run]) == said
 
 
-def test_a_run_without_ood_domains_says_so(tmp_path):
-    run = write_run(tmp_path / "narrow", "narrow", steps=100, domains=())
+@pytest.mark.parametrize(
+    ("status", "said"), [("finished", None), ("failed", "failed"), ("stopped", "was stopped"), ("running", "it is")]
+)
+def test_the_table_says_which_run_has_not_ended(run, status, said):
+    set_facts(run, status=status)
+    table = compare([run]).table
+    assert (f"'a' ({run}) " in table) == bool(said)
+    assert not said or f"{said} at step 100 of 100." in table
+
+
+def test_a_run_of_one_domain_has_losses_and_no_comparison(tmp_path):
+    runs = [write_run(tmp_path / name, name, steps=100, domains=()) for name in ("narrow", "other")]
+    alone = compare(runs[:1])
+    assert alone.figures(["losses", "scatter", "gap"]).keys() == {"losses"}
+    assert "narrow" in alone.table
     assert "given no OOD domain, so there is nothing to compare: name some under data.ood, or train on" in refusal(
-        load_groups, [run]
+        load_groups, runs
     )
 
 
