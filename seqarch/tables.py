@@ -1,7 +1,10 @@
 """Tables of text for a terminal, Markdown and CSV, and numbers as people read them."""
 
 import csv
-from collections.abc import Collection, Iterable, Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,17 @@ def markdown(rows: Rows) -> list[str]:
     """The lines of a Markdown table with aligned columns, which reads as plain text too."""
     head, *body = _padded([[cell.replace("|", r"\|") for cell in row] for row in rows])
     return [f"| {' | '.join(cells)} |" for cells in (head, ["-" * len(cell) for cell in head], *body)]
+
+
+def listed(words: Mapping[str, str]) -> str:
+    """Names and what they mean: no line is longer than the terminal is wide, or a line each in a pipe or file."""
+    width = shutil.get_terminal_size((sys.maxsize, 24)).columns
+    column = min(max(map(len, words), default=0) + 2, max(width // 2, 1))
+    lines = []
+    for name, meaning in words.items():
+        first = f"{name:{column - 1}} "
+        lines += textwrap.wrap(first + meaning, width, subsequent_indent=" " * column, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:

@@ -1,6 +1,6 @@
 import csv
 
-from seqarch.tables import write_csv
+from seqarch.tables import listed, write_csv
 
 
 def test_no_cell_is_a_formula_for_a_spreadsheet(tmp_path):
@@ -12,3 +12,12 @@ def test_no_cell_is_a_formula_for_a_spreadsheet(tmp_path):
     assert head == ["run", "'=head"]
     assert [row[0] for row in rows] == [f"'{text}" for text in texts] + plain
     assert {row[1] for row in rows} == {"-0.5"}
+
+
+def test_a_list_is_as_wide_as_the_terminal_and_has_a_line_each_in_a_pipe(monkeypatch):
+    words = {"short": "one two three four", "a_long_name": "five"}
+    monkeypatch.setenv("COLUMNS", "26")
+    assert listed(words) == f"short{' ' * 8}one two three\n{' ' * 13}four\na_long_name  five"
+    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr("sys.__stdout__", None)
+    assert listed(words) == f"short{' ' * 8}one two three four\na_long_name  five"

@@ -13,6 +13,7 @@ from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, check_known, say, several
 from seqarch.plugins import entries, import_entry, named, split_flags
 from seqarch.runs.files import refuse_home
+from seqarch.tables import listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,9 +174,9 @@ def _recipes(args: Namespace) -> None:
     if args.command == "copy":
         say(f"wrote {copy_recipe(args.copy.name, args.copy.target and Path(args.copy.target))}")
         return
-    for name, path in bundled_recipes().items():
-        first = path.read_text(encoding="utf-8").partition("\n")[0]
-        say(f"{name:48} {first.removeprefix('# ') if first.startswith('#') else ''}".rstrip())
+    firsts = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in bundled_recipes().items()}
+    names = sorted(firsts, key=lambda name: "/" in name)  # those in folders come last
+    say(listed({name: firsts[name].removeprefix("# ") if firsts[name].startswith("#") else "" for name in names}))
 
 
 COMMANDS: dict[str, Command] = {

@@ -2,8 +2,6 @@
 
 import ast
 import json
-import shutil
-import textwrap
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
@@ -13,6 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.errors import UserError, check_known, say
 from seqarch.plugins import MIXERS, entries, name_and_version
+from seqarch.tables import listed
 
 NEW = "new"
 
@@ -65,16 +64,13 @@ def _new(args: Namespace) -> None:
 
 
 def mixer_list() -> str:
-    """Each mixer with its package, unless that is seqarch, and the summary of its class; as wide as the terminal."""
+    """Each mixer with its package, unless that is seqarch, and the summary of its class."""
     points = entries(MIXERS)
-    width, column = shutil.get_terminal_size((80, 24)).columns, max(map(len, points), default=0) + 2
-    lines = []
+    words = {}
     for name, point in points.items():
         package, version = name_and_version(point.dist)
-        words = [summary(point), "" if package == "seqarch" else f"({package} {version})"]
-        text = f"{name:{column}}{' '.join(filter(None, words))}"
-        lines += textwrap.wrap(text, width, subsequent_indent=" " * column)
-    return "\n".join([*lines, "", "`seqarch mixers NAME` shows one with its options."])
+        words[name] = f"{summary(point)} {'' if package == 'seqarch' else f'({package} {version})'}".strip()
+    return f"{listed(words)}\n\n`seqarch mixers NAME` shows one with its options."
 
 
 def summary(point: EntryPoint) -> str:
