@@ -26,3 +26,14 @@ def test_workflows_run_scripts_of_ci_with_pinned_actions_and_may_write_nothing()
 def test_every_dependency_has_a_lower_bound() -> None:
     pins = constraints("lowest", list(project()["optional-dependencies"]))
     assert [pin for pin in pins if not re.fullmatch(r"[\w-]+==[\w.]+ *", pin)] == []
+
+
+def test_the_image_and_the_conda_environment_name_extras_and_files_that_exist() -> None:
+    image, conda = ((ROOT / name).read_text() for name in ("Dockerfile", "environment.yml"))
+    extras = {extra for found in re.findall(r"\[([a-z0-9,]+)\]\"", image + conda) for extra in found.split(",")}
+    assert extras >= {"gpu", "eval", "hf", "tokenizers"}
+    assert extras <= project()["optional-dependencies"].keys()
+    copied = [word for words in re.findall(r"^COPY (.*) \S+$", image, flags=re.MULTILINE) for word in words.split()]
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    let_in = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), flags=re.MULTILINE)
+    assert {name.split("/")[0] for name in copied} == {*let_in}
