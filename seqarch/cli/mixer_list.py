@@ -60,7 +60,9 @@ def _new(args: Namespace) -> None:
             raise UserError(f"--{flag} has no effect on seqarch mixers new: leave it out")
     if len(args.names) != 2:
         raise UserError("seqarch mixers new takes one name: write it as in seqarch mixers new RunningMean")
-    say("\n".join(f"wrote {path}" for path in new_mixer(args.names[1], args.out and Path(args.out))))
+    written = new_mixer(args.names[1], args.out and Path(args.out))
+    say("\n".join(f"wrote {path}" for path in written))
+    say(f"next: cd {written[0].parent}; pip install -e '.[test]'; python -m pytest")
 
 
 def mixer_list() -> str:

@@ -33,8 +33,10 @@ def new_mixer(name: str, out: Path | None = None) -> list[Path]:
     Raises:
         UserError: the name is not a class name or is taken, or the folder is not empty.
     """
-    if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name) or keyword.iskeyword(name) or name == "Mixer":
-        raise UserError(f"'{name}' is not a name for a class: write it as in RunningMean")
+    if not _is_class_name(name):
+        capital = name[:1].upper() + name[1:]
+        right = capital if _is_class_name(capital) else "RunningMean"
+        raise UserError(f"'{name}' is not a name for a class: write it as in {right}")
     if taken := entries(MIXERS).get(name):
         package, _ = name_and_version(taken.dist)
         raise UserError(f"there is a mixer {name} already, in the package {package}: choose another name")
@@ -54,3 +56,7 @@ def new_mixer(name: str, out: Path | None = None) -> list[Path]:
         path.write_text(Template(text).substitute(words), encoding="utf-8")
         written.append(path)
     return written
+
+
+def _is_class_name(name: str) -> bool:
+    return bool(re.fullmatch(r"[A-Z][A-Za-z0-9]*", name)) and not keyword.iskeyword(name) and name != "Mixer"

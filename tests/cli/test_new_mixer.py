@@ -29,7 +29,9 @@ def package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("new")
     said = run("seqarch", "mixers", "new", "GatedMean", cwd=folder)
     names = {"pyproject.toml", "README.md", "gated_mean.py", "test_gated_mean.py", "gated_mean.yaml"}
-    assert {line.removeprefix("wrote ") for line in said.splitlines()} == {f"gated-mean/{name}" for name in names}
+    *wrote, following = said.splitlines()
+    assert {line.removeprefix("wrote ") for line in wrote} == {f"gated-mean/{name}" for name in names}
+    assert following == "next: cd gated-mean; pip install -e '.[test]'; python -m pytest"
     return folder / "gated-mean"
 
 
@@ -86,9 +88,10 @@ def test_names_of_files_follow_the_class(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gated mean", "is not a name for a class"),
+        ("gated mean", "is not a name for a class: write it as in RunningMean"),
+        ("minGRU", "is not a name for a class: write it as in MinGRU"),
         ("gatedMean", "is not a name"),
-        ("None", "is not a name"),
+        ("None", "write it as in RunningMean"),
         ("Mixer", "is not a name"),
         ("Mamba2", "a mixer Mamba2 already"),
         ("Torch", "would be torch, which Python has already"),
