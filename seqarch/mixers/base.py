@@ -201,8 +201,9 @@ class Mixer(Layer):
         """Mix `x [B, T, d_model]`.
 
         A subclass may leave out the parameters that it does not use. It may add `carry`: a `Carry` that belongs to this
-        call, with what earlier layers wrote into it in the same pass. The mixer adds tensors for later layers. And it
-        may add `losses`: in training an empty `Losses` to write into, else `None`.
+        call, with what earlier layers wrote into it in the same pass. The mixer adds tensors for later layers. It may
+        add `tokens`, the ids `[B, T]` int64 that `x` is of. And it may add `losses`: in training an empty `Losses` to
+        write into, else `None`.
 
         Args:
             x: the normalised residual stream.
@@ -216,6 +217,7 @@ class Mixer(Layer):
         cu_seqlens: Tensor | None = None,
         carry: Carry | None = None,
         losses: Losses | None = None,
+        tokens: Tensor | None = None,
     ) -> dict[str, Any]:
         """The arguments of one pass that this mixer's `forward` takes.
 
@@ -228,8 +230,8 @@ class Mixer(Layer):
             self.require("packed")
         if state is not None and cu_seqlens is not None:
             raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
-        arguments = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry, "losses": losses}
-        return {name: value for name, value in arguments.items() if name in self.takes}
+        given = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry, "losses": losses, "tokens": tokens}
+        return {name: value for name, value in given.items() if name in self.takes}
 
     def connect(self, earlier: "Sequence[Mixer]") -> None:
         """Get to know the mixers of earlier layers; a model calls this once, after it built all layers.

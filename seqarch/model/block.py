@@ -97,6 +97,7 @@ class Block(Limited, nn.Module):
         cu_seqlens: Tensor | None = None,
         losses: bool = False,
         piece: Piece | None = None,
+        tokens: Tensor | None = None,
     ) -> tuple[Tensor, Carry]:
         """Returns the new `x [B, T, d_model]` and the carry for the next block; the given one stays as it is.
 
@@ -107,9 +108,9 @@ class Block(Limited, nn.Module):
         if self.activation_checkpointing and state is None and torch.is_grad_enabled():
             # Inside the block, so that a compiled block has its checkpoint in the graph.
             options: Any = {"use_reentrant": False, "context_fn": keep_selections}
-            found: Any = checkpoint(self._mix, x, carry, None, cu_seqlens, losses, piece, **options)
+            found: Any = checkpoint(self._mix, x, carry, None, cu_seqlens, losses, piece, tokens, **options)
             return found
-        return self._mix(x, carry, state, cu_seqlens, losses, piece)
+        return self._mix(x, carry, state, cu_seqlens, losses, piece, tokens)
 
     def _mix(
         self,
@@ -119,13 +120,14 @@ class Block(Limited, nn.Module):
         cu_seqlens: Tensor | None,
         losses: bool,
         piece: Piece | None,
+        tokens: Tensor | None,
     ) -> tuple[Tensor, Carry]:
         carry = dict(carry)  # a copy: activation checkpointing runs this again, from the same carry
         if piece is not None:
             state = self._before(piece, x.shape[0], x.device, autocast_dtype(x))
         if self.mixer is not None and self.mixer_norm is not None:
             added: Losses | None = {} if losses else None
-            options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry, added)
+            options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry, added, tokens)
             canon = _bound(self.mixer_canon, state and state.mixer_canon, cu_seqlens)
             x = _plus(x, self.mixer, self.mixer_norm, canon, piece, **options)
             for name, loss in (added or {}).items():

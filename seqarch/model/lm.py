@@ -17,11 +17,13 @@ from seqarch.mixers.canon import Canon
 from seqarch.mixers.pieces import Piece
 from seqarch.model.block import ADDED, Block, BlockState, NormName, build_norm
 from seqarch.model.feed_forward import FeedForward
+from seqarch.model.looping import Looping
 from seqarch.model.roles import kinds_of
 
 Reduction = Literal["mean", "sum", "none"]
 MixerFactory = Callable[[int, int, int], Mixer]
 FeedForwardFactory = Callable[[int, int, int], FeedForward]
+LoopingFactory = Callable[[int, int], Looping]
 RunBlock = Callable[..., tuple[Tensor, Carry]]
 """Runs a block on what its `forward` takes."""
 NO_MIXER = "none"
@@ -68,8 +70,10 @@ class Blocks(nn.Sequential):
         states: Sequence[BlockState | None],
         cu_seqlens: Tensor | None,
         run_block: RunBlock,
+        tokens: Tensor,
         losses: bool = False,
         piece: Piece | None = None,
+        looping: Looping | None = None,
     ) -> tuple[Tensor, Carry]:
         """Run all blocks on `x [B, T, d_model]`, once for every `len(self)` of `states`; see `SequenceLM.forward`.
 
@@ -77,13 +81,22 @@ class Blocks(nn.Sequential):
             The output, and with `losses` the losses that mixers add.
         """
         added: Carry = {}
-        options = {"cu_seqlens": cu_seqlens, "losses": losses, "piece": piece}
-        for loop in range(0, len(states), len(self)):
+        options = {"cu_seqlens": cu_seqlens, "losses": losses, "piece": piece, "tokens": tokens}
+
+        def run(x: Tensor, loop: int) -> Tensor:
             carry = added  # a layer sees the carry of its own loop, not of an earlier loop
-            for block, state in zip(self, states[loop:], strict=False):
+            for block, state in zip(self, states[loop * len(self) :], strict=False):
                 x, carry = run_block(block, x, carry, state=state, **options)
-            added = {name: loss for name, loss in carry.items() if name.startswith(ADDED)}
-        return x, added
+            added.update({name: loss for name, loss in carry.items() if name.startswith(ADDED)})
+            return x
+
+        if looping is None:
+            for loop in range(len(states) // len(self)):
+                x = run(x, loop)
+            return x, added
+        own: Losses | None = {} if losses else None
+        x = looping(x, run, own)
+        return x, {**added, **{ADDED + name: loss for name, loss in (own or {}).items()}}
 
 
 class SequenceLM(Limited, nn.Module):
@@ -94,7 +107,7 @@ class SequenceLM(Limited, nn.Module):
         d_model: width of the residual stream.
         n_layers: number of blocks.
         loops: times that the blocks run, one loop after the other, with the same weights (Universal Transformer, arXiv
-            1807.03819, without its embedding of the loop and its halting). Each loop has its own decoding state.
+            1807.03819). Each loop has its own decoding state.
         mixers: for each name a mixer (in Python: a function of `d_model, layer_idx, n_layers`).
         pattern: names of `mixers`, repeated until there are `n_layers`; "none" is a block without a mixer. May be left
             out when there is one mixer.
@@ -108,6 +121,8 @@ class SequenceLM(Limited, nn.Module):
         learned_positions: number of learned absolute positions added to the embedding; 0 for none.
         residual_in_fp32: whether the residual stream is float32 under autocast, as in Mamba's code, and not its dtype.
         canon: residual short convolutions before and inside the layers of every block; `null` for none.
+        looping: what comes between loops, such as halting (in Python: a function of `d_model, loops`); `null` for
+            nothing.
 
     Raises:
         UserError: for a pattern that names no mixer or does not divide `n_layers`.
@@ -133,6 +148,7 @@ class SequenceLM(Limited, nn.Module):
         loops: Count = 1,
         residual_in_fp32: bool = False,
         canon: Canon | None = None,
+        looping: LoopingFactory | None = None,
     ) -> None:
         super().__init__()
         self.vocab_size = vocab_size
@@ -156,6 +172,7 @@ class SequenceLM(Limited, nn.Module):
             after = feed_forward(*place) if feed_forward and name not in bare else None
             self.blocks.append(Block(d_model, mixer, after, norm, norm_eps, canon))
         self._connect(canon)
+        self.looping = looping(d_model, loops) if looping else None
         self.norm = build_norm(norm, d_model, norm_eps)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tie_embeddings:
@@ -206,7 +223,7 @@ class SequenceLM(Limited, nn.Module):
         start = piece.start if piece else state.start if state else 0
         x = self._embed(tokens, start, cu_seqlens)
         states = state.blocks if state else [None] * (self.loops * len(self.blocks))
-        x, losses = self.blocks(x, states, cu_seqlens, run_block, added is not None, piece)
+        x, losses = self.blocks(x, states, cu_seqlens, run_block, tokens, added is not None, piece, self.looping)
         if state is not None:
             state.advance(tokens.shape[1])
         if targets is None:
@@ -229,7 +246,8 @@ class SequenceLM(Limited, nn.Module):
         """Operations per token, averaged over a sequence, with the head; see `Mixer.flops_per_token`."""
         head = 2.0 * self.d_model * self.vocab_size * (3 if training else 1)
         blocks = sum(block.flops_per_token(seq_len, training=training) for block in self._blocks())
-        return head + self.loops * blocks
+        between = self.looping.flops_per_token() * (3 if training else 1) if self.looping is not None else 0.0
+        return head + self.loops * blocks + between
 
     @property
     def flops_counted(self) -> bool:

@@ -288,6 +288,7 @@ class MixerSuite(MixerHarness):
         if "losses" not in mixer.takes:
             pytest.skip(f"{self.mixer.__name__} adds no loss")
         losses: Losses = {}
+        torch.manual_seed(0)
         output = self.run(mixer, inputs, losses=losses)
         assert_close("outputs where losses are computed", output, self.run(mixer, inputs), self.tolerance)
         for name, loss in losses.items():
@@ -295,6 +296,7 @@ class MixerSuite(MixerHarness):
             assert loss.isfinite(), f"the loss {name} is not finite"
             assert loss.requires_grad, f"the loss {name} has no gradient"
         again: Losses = {}
+        torch.manual_seed(0)  # a loss may draw
         twice = inputs.map(lambda tensor: torch.cat((tensor, tensor)))
         self.run(mixer, twice, losses=again)
         for name, loss in losses.items():
