@@ -107,6 +107,7 @@ class LanguageModel(Limited, L.LightningModule):
         self.piece: Piece | None = None
         """Which piece of each training sequence this process reads, where a strategy has several share it."""
         self._factors: dict[str, Factors] = {}
+        self._seed = 0
         self.tasks: Sequence[Task] | None = None
         """What `trainer.validate` and `trainer.test` score, if not the loss by domain and the callbacks' tasks."""
         self.scores: Scores | None = None
@@ -213,6 +214,9 @@ class LanguageModel(Limited, L.LightningModule):
 
         return rewarmed
 
+    def on_fit_start(self) -> None:
+        self._seed = torch.initial_seed()
+
     def on_train_start(self) -> None:
         """Follow the options of this run: a restored optimizer has those of the run that wrote the checkpoint."""
         schedule: Any = self.trainer.lr_scheduler_configs[0].scheduler
@@ -280,6 +284,9 @@ class LanguageModel(Limited, L.LightningModule):
         return loss * batch["loss_scale"]
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
+        # What a mixer's loss draws depends on the step only, so that a resumed run draws the same.
+        place = self.global_step, batch_idx % self.trainer.accumulate_grad_batches, self.global_rank
+        torch.manual_seed(hash((self._seed, *place)) % 2**63)
         loss = self.loss(batch)
         self.log("loss", loss.detach(), prog_bar=True, logger=False)
         return {"loss": loss, "added": self.built().added}

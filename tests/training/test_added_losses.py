@@ -47,6 +47,15 @@ class TestBalanced(MixerSuite):
     mixer = Balanced
 
 
+class Drawn(Balanced):
+    """Adds a loss that draws random numbers."""
+
+    def forward(self, x: Tensor, *, cu_seqlens: Tensor | None = None, losses: Losses | None = None) -> Tensor:
+        if losses is not None:
+            losses["drawn"] = (self.guess.weight * torch.randn_like(self.guess.weight)).mean()
+        return super().forward(x, cu_seqlens=cu_seqlens, losses=losses)
+
+
 def build(weight: float = 0.1, **options: Any) -> SequenceLM:
     torch.manual_seed(0)
     mixers = {"mixer": partial(Balanced, weight=weight)}

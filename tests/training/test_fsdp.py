@@ -24,6 +24,7 @@ from seqarch.model import SequenceLM
 from seqarch.model.feed_forward import RWKVChannelMix
 from seqarch.training import fsdp
 from tests import processes
+from tests.training.test_added_losses import build as with_added_losses
 
 MIXERS = sorted(entry.name for entry in mixer_entries() if entry.package == "seqarch")
 STEPS = 2
@@ -82,12 +83,12 @@ class Gathers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def accumulate(lm, rows, strategy=None):
+def accumulate(lm, rows, strategy=None, **options):
     """The gradients of a step, one micro-batch per row; `strategy` keeps all but the last from synchronising."""
     for number, row in enumerate(rows.split(1), 1):
         with strategy.block_backward_sync() if strategy and number < len(rows) else contextlib.nullcontext():
             with torch.autocast(row.device.type, torch.bfloat16):
-                loss = lm(row[:, :-1], row[:, 1:]) / len(rows)
+                loss = lm(row[:, :-1], row[:, 1:], **options) / len(rows)
             loss.backward()
     return {name: whole(parameter.grad) for name, parameter in lm.named_parameters()}
 
@@ -123,12 +124,16 @@ def run(rank, kind, port, path):
     fsdp.shard(lm, mesh, torch.bfloat16)
     with Gathers() as gathers:
         accumulated = accumulate(lm, rows[rank::2], strategy_of(lm))
+    lm = with_added_losses().to(device)
+    fsdp.shard(lm, mesh, torch.bfloat16)
+    added = accumulate(lm, rows[rank::2], strategy_of(lm), added=1.0)
     dist.destroy_process_group()
     if rank == 0:
         saved: dict[str, tuple] = {
             name: (*found, train(build(name).to(device), tokens)[0]) for name, found in results.items()
         }
         saved["accumulated"] = gathers.count, accumulated, accumulate(build("Mamba2").to(device), rows)
+        saved["added"] = added, accumulate(with_added_losses().to(device), rows, added=1.0)
         torch.save(saved, path)
 
 
@@ -197,6 +202,13 @@ def test_three_micro_batches_are_summed_in_float32(results):
     for name, gradient in expected.items():
         rounding = 2**-16 if name.startswith("blocks.") else 2**-7
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=rounding * gradient.abs().max().item(), msg=name)
+
+
+def test_losses_that_mixers_add_are_in_the_gradients_of_two_processes(results):
+    found, expected = results["added"]
+    assert expected["blocks.0.mixer.guess.weight"].any()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=2**-7 * gradient.abs().max().item(), msg=name)
 
 
 def test_the_blocks_are_no_container_that_fsdp2_refuses():

@@ -235,6 +235,12 @@ def interrupted(run):
         {"model.schedule": "tests.training.test_optimizers.Halves", "allow_code": "tests"},
         {"model.base_width": 16, "model.warmup_steps": 1},
         {"model.base_width": 16, "model.optimizer": "Muon", "model.warmup_steps": 1},
+        {
+            "model.mixers": "{a: tests.training.test_added_losses.Drawn}",
+            "allow_code": "tests",
+            "model.decay_share": 0.5,
+            "model.schedule": "constant_then_decay",
+        },
     ],
 )
 def test_any_optimizer_and_schedule_resume_bit_for_bit(fit, options):
