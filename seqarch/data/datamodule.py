@@ -103,6 +103,13 @@ class TextDataModule(Limited, LightningDataModule):
         self._train_loader: TrainLoader | None = None
         self._resume: dict[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        text = ", ".join(f"{name} {weight:g}" for name, weight in self.train.items())
+        unseen = f", OOD {', '.join(self.ood)}" if self.ood else ""
+        return f"<TextDataModule: {text}{unseen}; sequences of {self.sequence_length:,} tokens from {self.root}>"
+
+    __str__ = __repr__  # Lightning's says that there are no loaders yet
+
     def _check_options(self) -> None:
         if self.root == "":  # it would stand for the folder that the user is in
             raise UserError("data.root is empty: name a folder of shards, or embedded for the built-in corpus")

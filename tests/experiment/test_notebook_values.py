@@ -36,6 +36,7 @@ def test_an_experiment_tells_its_model_and_its_run(shards, tmp_path, without_fig
     said = repr(experiment)
     assert re.match(r"<Experiment: \d layers of Attention, d_model \d+, \d+ steps, run_dir \S+ \(not begun\)>", said)
     assert "no weights yet" in repr(experiment.model)
+    assert repr(experiment.data) == f"<TextDataModule: docs 1, OOD code; sequences of 48 tokens from {shards}>"
     run = experiment.fit()
     out = "".join(capfd.readouterr()) + caplog.text
     assert not re.search("GPU available|Tip|litlogger|max_steps=.*reached|deprecated", out), out
