@@ -56,7 +56,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 def absent(kind: str, path: object, advice: str = "") -> UserError:
     """The error for a file or folder that is not there; its name is in quotes, since it may look like a word."""
-    other = " (a folder)" if os.path.isdir(str(path)) else " (a file)" if os.path.isfile(str(path)) else ""
+    other = " (a file)" if os.path.isfile(str(path)) else " (a folder)" * (kind == "file" and os.path.isdir(str(path)))
     return UserError(f"there is no {kind} '{path}'{other}{advice and f': {advice}'}")
 
 

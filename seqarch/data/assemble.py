@@ -123,6 +123,9 @@ def _check_splits(manifest: Manifest) -> None:
         empty, other = manifest.empty_documents, manifest.short_documents + manifest.long_documents
         why = " of the requested length" if other else f": every text ({empty}) is empty" if empty else ""
         raise UserError(f"no document{which} in {names}{why}")
+    if found == 1 and 0 < manifest.holdout < 1:
+        hint = "a text file is one document, each line of a JSONL file is one"
+        raise UserError(f"one document{which} cannot be split into text to train on and a hold-out: give more ({hint})")
     fell = f"of the {found} documents{which} fell into the hold-out of {manifest.holdout:g}"
     if manifest.holdout > 0 and not manifest.splits["holdout"].documents:
         raise UserError(f"none {fell}: make it larger")

@@ -130,6 +130,12 @@ def test_wrong_options(jsonl: Write, tmp_path: Path, options: dict, message: str
         prepare(out=tmp_path / "out", **{**defaults, **options})
 
 
+def test_one_document_cannot_be_held_out_and_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text("one long text")
+    with pytest.raises(UserError, match=r"one document cannot be split .*: give more \(a text file is one document"):
+        prepare([tmp_path / "all.txt"], tmp_path / "out", "web", "byte")
+
+
 NAMES = [
     "yes",
     "No",
