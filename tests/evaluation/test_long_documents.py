@@ -15,7 +15,7 @@ from seqarch.evaluation import Scorer, evaluate
 from seqarch.evaluation.long_documents import LongDocuments
 from seqarch.evaluation.results import evaluate_into
 from tests.evaluation.test_scorer import small_lm
-from tests.model.test_generation import MIXERS, PATTERNS, build, tokens
+from tests.model.test_generation import COMPOSED, build, tokens
 
 EOS = 256
 LENGTHS = (300, 90, 205, 199, 200, 450)
@@ -89,9 +89,9 @@ def test_an_oracle_loses_nothing_and_a_random_model_as_much_as_a_guess(domains):
         assert loss == pytest.approx(math.log(257), abs=0.1)
 
 
-@pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
+@pytest.mark.parametrize("name", COMPOSED)
 def test_pieces_are_one_pass(name):
-    """For every mixer and hybrid, to the rounding of float64."""
+    """To the rounding of float64."""
     lm = build(name)
     rows = tokens(2, 42)
     whole = Scorer(lm).measure(rows, lambda losses, tokens: losses)
