@@ -1,8 +1,7 @@
 """SeqPE (arXiv 2506.13277): the digits of a position, read by a small Transformer, give its encoding.
 
-Follows the authors' code, github.com/ghrua/seqpe, SequentialPE with the last norm of their language models. The losses
-that keep encodings of distant positions apart (contrastive, distillation; sections 3.2 and 3.3) are left out: they are
-not part of a model's forward pass.
+Follows the authors' code, github.com/ghrua/seqpe, SequentialPE with the last norm of their language models. Here is the
+encoder for any attention mixer; `seqarch_zoo.seqpe_attention` has one for all layers, and the losses that train it.
 """
 
 from __future__ import annotations
@@ -76,8 +75,15 @@ class SeqPE(PositionEncoding):
         self.last.normal_(std=0.02)
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        of_q, of_k = self.of_heads(self.encode(positions, q.shape[1])).split([self.n_heads, self.n_kv_heads], dim=1)
+        if self.apply_method == "mul":
+            return q * of_q.to(q.dtype), k * of_k.to(k.dtype)
+        return q + of_q.to(q.dtype), k + of_k.to(k.dtype)
+
+    def encode(self, positions: Tensor, length: int = 0) -> Tensor:
+        """Encodings `[N, width]` of `positions [N]`; of `length` consecutive ones, if the host cannot read them."""
         readable = positions.numel() and positions.device.type == "cpu" and not torch.compiler.is_compiling()
-        end = int(positions.max()) + 1 if readable else q.shape[1]
+        end = int(positions.max()) + 1 if readable else length
         if end > BASE**self.digits:
             raise UserError(f"SeqPE has digits for {BASE**self.digits} positions, not {end}: raise digits")
         powers = BASE ** torch.arange(self.digits - 1, -1, -1, device=positions.device)
@@ -87,11 +93,11 @@ class SeqPE(PositionEncoding):
         x = torch.cat((x, self.last.expand(x.shape[0], -1, -1)), dim=1)
         for layer in self.layers:
             x = layer(x)
-        heads = self.out(self.norm(x[:, -1])).unflatten(-1, (self.n_heads + self.n_kv_heads, self.head_dim))
-        of_q, of_k = heads.split([self.n_heads, self.n_kv_heads], dim=1)
-        if self.apply_method == "mul":
-            return q * of_q.to(q.dtype), k * of_k.to(k.dtype)
-        return q + of_q.to(q.dtype), k + of_k.to(k.dtype)
+        return self.norm(x[:, -1])
+
+    def of_heads(self, encodings: Tensor) -> Tensor:
+        """What query heads and key heads make of encodings `[N, width]`: `[N, H + H_kv, D]`."""
+        return self.out(encodings).unflatten(-1, (self.n_heads + self.n_kv_heads, self.head_dim))
 
     def flops_per_token(self) -> float:
         """Operations: the encoder runs once per position, on its digits and one more token; see `PositionEncoding`."""

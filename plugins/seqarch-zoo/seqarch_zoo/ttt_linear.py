@@ -6,6 +6,7 @@ Layer and initial values follow the authors' code, github.com/test-time-training
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from seqarch.kernels.tensors import at_least_float32, check_sequences, document_
 from seqarch.mixers import Mixer, MixerState
 from seqarch.mixers.attention import Base
 from seqarch.mixers.base import Scale, init_linear, is_fused, linear_flops, undecayed
+from seqarch.mixers.options import with_options_of
 from seqarch.mixers.positions import apply_rope, rope_tables
 from seqarch.mixers.recurrent import empty_state
 
@@ -31,17 +33,18 @@ HEADS, MINI_BATCHES = (16, 32, 64, 128), (16, 32, 64)
 
 @dataclasses.dataclass
 class FastWeights(MixerState):
-    """The change of each sequence's linear model, the step that its mini-batch prepares, and the place in it.
+    """The change of each sequence's inner model, the step that its mini-batch prepares, and the place in it.
 
-    `moved` and `step` hold a matrix `[B, H, D, D]` and a bias `[B, H, 1, D]` each.
+    `moved` and `step` hold a tensor for each of the model's parameters. For a linear model these are a matrix
+    `[B, H, D, D]` and a bias `[B, H, 1, D]`.
     """
 
-    moved: tuple[Tensor, Tensor]
-    step: tuple[Tensor, Tensor]
+    moved: tuple[Tensor, ...]
+    step: tuple[Tensor, ...]
     position: int = 0
 
 
-Tensors = tuple[Tensor, Tensor]
+Tensors = tuple[Tensor, ...]
 
 
 def _reference(
@@ -100,7 +103,12 @@ def _part(
     return read.transpose(1, 2), (step[0] + k.mT @ wanted, step[1] + wanted.sum(dim=2, keepdim=True))
 
 
-def _normalise(z: Tensor) -> Tensors:
+def after_step(model: Tensors, decay: Tensor, step: Tensors) -> Tensors:
+    """The models after a mini-batch, whose sums of gradients are `step`."""
+    return tuple(now - decay * change for now, change in zip(model, step, strict=True))
+
+
+def _normalise(z: Tensor) -> tuple[Tensor, Tensor]:
     """The inner model's layer norm without its gain, and the deviation."""
     deviation = (z.var(dim=-1, unbiased=False, keepdim=True) + NORM_EPS).sqrt()
     return (z - z.mean(dim=-1, keepdim=True)) / deviation, deviation
@@ -128,15 +136,16 @@ def _obstacle(q: Tensor, k: Tensor, target: Tensor, rates: Tensor, decays: Tenso
 TTT_LINEAR = Op("ttt_linear", _reference, (Backend("triton", _triton, "triton", obstacle=_obstacle),))
 
 
-class TTTLinear(Mixer):
-    """A linear model per head. Tokens train it to turn keys into values, and queries read it.
+class TTTMixer(Mixer):
+    """An inner model per head. Tokens train it to turn keys into values, and queries read it.
+
+    A subclass defines `inner`, `train_whole` and `train_part`, and extends `reset_parameters`, which it calls last.
 
     Args:
         n_heads: heads H, a divisor of `d_model`.
         mini_batch: tokens of a step. All their gradients are taken at the model before the step.
-        learning_rate: the linear model's rate, before the learned gate of each token.
+        learning_rate: the inner model's rate, before the learned gate of each token.
         rope_base: base of the rotary positions within a mini-batch.
-        backend: "auto", "reference" or "triton".
     """
 
     family: ClassVar[str] = "ttt"
@@ -144,7 +153,6 @@ class TTTLinear(Mixer):
     capabilities: frozenset[str] = frozenset({"decode", "packed"})
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12}, 2048: {"n_heads": 32}}
-    kernels: ClassVar[Mapping[str, str]] = kernels_of([TTT_LINEAR])
 
     def __init__(
         self,
@@ -156,32 +164,49 @@ class TTTLinear(Mixer):
         mini_batch: Count = 16,
         learning_rate: Positive = 1.0,
         rope_base: Base = 10000.0,
-        backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        TTT_LINEAR.check(backend)
         if d_model % (2 * n_heads):
             raise UserError(f"n_heads={n_heads} must give heads of an even size: d_model is {d_model}")
-        self.n_heads, self.head_dim, self.backend = n_heads, d_model // n_heads, backend
+        self.n_heads, self.head_dim = n_heads, d_model // n_heads
         self.mini_batch, self.learning_rate, self.rope_base = mini_batch, learning_rate, rope_base
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         is_fused(self.qkv, d_model, d_model, d_model)
         self.rates = nn.Linear(d_model, n_heads)
-        self.weight = undecayed(n_heads, self.head_dim, self.head_dim)
-        self.bias = undecayed(n_heads, 1, self.head_dim)
         self.norm_weight, self.norm_bias = (undecayed(n_heads, 1, self.head_dim) for _ in range(2))
         self.places = nn.Parameter(torch.empty(mini_batch))
         self.norm = nn.LayerNorm(d_model, eps=NORM_EPS)
         self.out = nn.Linear(d_model, d_model, bias=False)
-        self.reset_parameters()
+
+    @abstractmethod
+    def inner(self) -> Tensors:
+        """The parameters of the inner model, `[H, ...]` each."""
+
+    @abstractmethod
+    def train_whole(self, inputs: Tensors, decays: Tensor, model: Tensors, norm: Tensors) -> tuple[Tensor, Tensors]:
+        """What queries of whole mini-batches read, and the models after them.
+
+        Args:
+            inputs: queries, keys and targets `[B, T, H, D]`, rates `[B, T, H, 1]`.
+            decays: factors of the step at each place of a mini-batch.
+            model: the parameters before the first token, `[B, H, ...]` each.
+            norm: gain and shift of the models' normalisation, `[H, 1, D]`.
+        """
+
+    @abstractmethod
+    def train_part(
+        self, inputs: Tensors, decay: Tensor, model: Tensors, norm: Tensors, step: Tensors
+    ) -> tuple[Tensor, Tensors]:
+        """What queries in a part of one mini-batch read, and the step after it; `step` is that of the parts before."""
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw matrices normal with standard deviation 0.02, as the authors do; the inner model too."""
         for layer in (self.qkv, self.rates, self.out):
             init_linear(layer)
-        self.weight.normal_(std=0.02)
-        for parameter in (self.bias, self.norm_bias, self.places):
+        for parameter in self.inner():
+            parameter.zero_() if parameter.shape[1] == 1 else parameter.normal_(std=0.02)
+        for parameter in (self.norm_bias, self.places):
             parameter.zero_()
         self.norm_weight.fill_(1)
         self.norm.reset_parameters()
@@ -208,8 +233,8 @@ class TTTLinear(Mixer):
         with torch.autocast(q.device.type, enabled=False):
             places = torch.arange(1, self.mini_batch + 1, device=q.device, dtype=q.dtype)
             decays = (1 / places + self.places).clamp_min(0)
-            weight, bias = self.weight + state.moved[0], self.bias + state.moved[1]
-            gain, shift = (t.to(q.dtype) for t in (self.norm_weight, self.norm_bias))
+            model = tuple(start + moved for start, moved in zip(self.inner(), state.moved, strict=True))
+            gain, shift = norm = tuple(t.to(q.dtype) for t in (self.norm_weight, self.norm_bias))
             step, place, start, reads = state.step, state.position, 0, []
             while start < q.shape[1]:
                 left = q.shape[1] - start
@@ -217,17 +242,17 @@ class TTTLinear(Mixer):
                 here = slice(start, start + (whole or min(left, self.mini_batch - place)))
                 inputs = (q[:, here], k[:, here], (v - k)[:, here], rates[:, here])
                 if whole:
-                    read, weight, bias = TTT_LINEAR.run(self.backend, *inputs, decays, weight, bias, gain, shift)
+                    read, model = self.train_whole(inputs, decays, model, norm)
                 else:
                     decay = decays[place : place + here.stop - start, None]
-                    read, step = _part(*inputs, decay, weight, bias, gain, shift, step)
+                    read, step = self.train_part(inputs, decay, model, norm, step)
                     place += here.stop - start
                 if place == self.mini_batch:
-                    weight, bias = weight - decays[-1] * step[0], bias - decays[-1] * step[1]
-                    step, place = (torch.zeros_like(step[0]), torch.zeros_like(step[1])), 0
+                    model = after_step(model, decays[-1], step)
+                    step, place = tuple(map(torch.zeros_like, step)), 0
                 reads.append(read)
                 start = here.stop
-            state.moved = weight - self.weight, bias - self.bias
+            state.moved = tuple(now - start for now, start in zip(model, self.inner(), strict=True))
             state.step, state.position = step, place
             plain, _ = _normalise(torch.cat(reads, dim=1))
             return q + gain.squeeze(1) * plain + shift.squeeze(1)
@@ -239,8 +264,42 @@ class TTTLinear(Mixer):
         self, batch_size: int, max_length: int, device: torch.device | str, dtype: torch.dtype
     ) -> FastWeights:
         """The learned inner model, not yet moved; see `Mixer.init_state`."""
-        shapes = (self.n_heads, self.head_dim, self.head_dim), (self.n_heads, 1, self.head_dim)
+        shapes = tuple(tuple(parameter.shape) for parameter in self.inner())
         return FastWeights(*(empty_state(batch_size, shapes, device, dtype) for _ in range(2)))
+
+
+class TTTLinear(TTTMixer):
+    """A linear model per head. Tokens train it to turn keys into values, and queries read it.
+
+    Args:
+        n_heads: heads H, a divisor of `d_model`.
+        backend: "auto", "reference" or "triton".
+        **options: as in `TTTMixer`.
+    """
+
+    kernels: ClassVar[Mapping[str, str]] = kernels_of([TTT_LINEAR])
+
+    @with_options_of(TTTMixer)
+    def __init__(
+        self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: Count, backend: str = "auto", **options: Any
+    ) -> None:
+        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, **options)
+        TTT_LINEAR.check(backend)
+        self.backend = backend
+        self.weight = undecayed(n_heads, self.head_dim, self.head_dim)
+        self.bias = undecayed(n_heads, 1, self.head_dim)
+        self.reset_parameters()
+
+    def inner(self) -> Tensors:
+        return self.weight, self.bias
+
+    def train_whole(self, inputs, decays, model, norm):
+        read, *model = TTT_LINEAR.run(self.backend, *inputs, decays, *model, *norm)
+        return read, tuple(model)
+
+    def train_part(self, inputs, decay, model, norm, step):
+        every: Any = (*inputs, decay, *model, *norm, step)
+        return _part(*every)
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Operations of the projections, of four products with D x D matrices and of two in the mini-batch."""

@@ -16,7 +16,7 @@ def test_formula_and_cost():
     assert layer.flops_per_token() == 2 * 2 * 8 * 12
 
 
-@pytest.mark.parametrize("recipe", ["squared_relu", "seqpe", "gated_attention"])
+@pytest.mark.parametrize("recipe", ["squared_relu", "seqpe", "seqpe_attention", "gated_attention", "xlstm_7_1"])
 def test_recipes_of_parts_parse_and_their_models_run(recipe):
     lm = Experiment.from_recipe(Path(__file__).parents[1] / "recipes" / f"{recipe}.yaml").model.build()
     tokens = torch.randint(0, 257, (1, 16))
