@@ -93,8 +93,10 @@ def fit(
     return model
 
 
-@pytest.mark.parametrize(("train", "num_workers"), [(ONE, 0), (TWO, 2)], ids=["one", "two, by workers"])
-@pytest.mark.parametrize("where", ["mid_epoch", "epoch_boundary", "second_epoch"])
+@pytest.mark.parametrize(
+    ("train", "num_workers", "where"),
+    [(ONE, 0, "mid_epoch"), (TWO, 0, "epoch_boundary"), (ONE, 0, "second_epoch"), (TWO, 2, "second_epoch")],
+)
 def test_resume_is_exact(shards: Path, tmp_path: Path, train: dict[str, float], num_workers: int, where: str) -> None:
     epoch = steps_per_epoch(shards, train)
     stop = {"mid_epoch": 3, "epoch_boundary": epoch, "second_epoch": epoch + 2}[where]

@@ -74,10 +74,8 @@ def test_forward_passes_run_in_the_given_context():
     torch.testing.assert_close(exact, rounded, rtol=0.02, atol=0.02)
 
 
-def measure_as(rank, world_size, port, queue):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+def measure_as(rank, world_size):
+    """What a scorer finds, and how many rows it read."""
     lm = small_lm()
     read = []
     lm.register_forward_pre_hook(lambda module, args: read.append(len(args[0])))
@@ -85,7 +83,14 @@ def measure_as(rank, world_size, port, queue):
     rows = scorer.measure(ROWS, spread).tolist(), scorer.losses(ROWS).tolist()
     text = Scorer(small_lm(vocab=257), ByteTokenizer(), max_tokens=20, rank=rank, world_size=world_size)
     texts = text.log_likelihood([(b"abc" * n, b"de") for n in range(5)]).tolist(), text.generate([b"a", b"bc", b"d"], 4)
-    queue.put((rank, *rows, *texts, sum(read)))
+    return *rows, *texts, sum(read)
+
+
+def put_measured(rank, world_size, port, queue):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+    queue.put((rank, *measure_as(rank, world_size)))
     torch.distributed.destroy_process_group()
 
 
@@ -95,7 +100,7 @@ def in_processes(world_size):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     queue = SERVER.Queue()
-    started = [SERVER.Process(target=measure_as, args=(rank, world_size, port, queue)) for rank in range(world_size)]
+    started = [SERVER.Process(target=put_measured, args=(rank, world_size, port, queue)) for rank in range(world_size)]
     for process in started:
         process.start()
     results = sorted(queue.get(timeout=120) for _ in started)
@@ -105,7 +110,7 @@ def in_processes(world_size):
 
 
 def test_two_processes_share_the_rows_and_get_the_numbers_of_one():
-    ((_, *expected, all_rows),) = in_processes(1)
+    *expected, all_rows = measure_as(0, 1)
     assert all_rows == 2 * 8, "four batches of two for each of the two calls"
     for rank, *found, rows in in_processes(2):
         assert found == expected, f"process {rank}, bit for bit"
