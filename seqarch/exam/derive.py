@@ -50,7 +50,7 @@ from seqarch.mixers.registry import load_mixer, mixer_entries
 Recipe = dict[str, Any]
 ARCHITECTURE = (
     *("pattern", "norm", "feed_forward", "no_feed_forward", "embedding_norm", "learned_positions", "loops"),
-    *("residual_in_fp32", "canon"),
+    *("residual_in_fp32", "canon", "looping"),
 )
 """Options of the model that an architecture brings along with its mixers."""
 HEAD = 64
@@ -251,11 +251,11 @@ def _heads(wanted: float, d_model: int) -> int:
     return min(sorted(divisors), key=lambda n: max(n / wanted, wanted / n))
 
 
-def load_size(name: str, options: Mapping[str, str]) -> Size:
-    """A size of the exam with the keys of the command line laid over its recipe.
+def load_size(name: str, options: Mapping[str, str], length: int | None = None) -> Size:
+    """A size of the exam with the keys of the command line laid over its recipe, and sequences of `length` tokens.
 
     Raises:
-        UserError: a key that only the exam sets.
+        UserError: a key that only the exam sets, or a length that does not divide the tokens of a step.
     """
     tree = read_recipe(find_recipe(f"exam/{name}"))
     for key, value in options.items():
@@ -264,7 +264,14 @@ def load_size(name: str, options: Mapping[str, str]) -> Size:
         if key.startswith(EXAMINED):
             raise UserError(f"--{key}: the exam compares this: set it with --mixer, or in your own recipe")
         tree = put(tree, key.split("."), read_text(value))
-    return Size(tree.plain())
+    recipe = tree.plain()
+    if length is not None:
+        data = recipe["data"]
+        tokens = data["sequence_length"] * data["sequences_per_step"]
+        if tokens % length:
+            raise UserError(f"--length {length} does not divide the {tokens:,} tokens of a step at size {name}")
+        recipe["data"] = {**data, "sequence_length": length, "sequences_per_step": tokens // length}
+    return Size(recipe)
 
 
 def find_model(size: Size, name: str, options: dict[str, str], allow: Sequence[str] = ()) -> tuple[str, Recipe]:

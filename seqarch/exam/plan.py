@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from seqarch.arguments import Interval
+from seqarch.arguments import Count, Interval
 from seqarch.runs.record import is_finished
 
 Runs = Annotated[int, Interval(1, 1000, "[]")]
@@ -32,6 +32,7 @@ class Request:
         against: the reference, named like --mixer.
         size: tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens per run) or
             medium (110M parameters, 1.05B tokens per run).
+        length: tokens per sequence, for another length than the size's; a step keeps its number of tokens.
         data: folder of shards, or of text files called <domain>; by default the data of the size's recipe.
         seeds: runs of each model.
         ladder: whether each model trains at its own best learning rate, chosen in domain; by default at small and
@@ -45,6 +46,7 @@ class Request:
     mixers: Sequence[str]
     against: str = "TransformerPlusPlus"
     size: str = "tiny"
+    length: Count | None = None
     data: str | None = None
     seeds: Runs = 3
     ladder: bool | None = None

@@ -5,7 +5,10 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from seqarch.data.corpus import find_root
 from seqarch.data.datamodule import TextDataModule
+from seqarch.data.manifest import SPLITS
+from seqarch.data.shards import open_domain
 from seqarch.data.tokenizers import ByteTokenizer, MixtralTokenizer
 from seqarch.errors import UserError, say
 from seqarch.exam.cache import checksums, code_digest, find_shards
@@ -55,8 +58,8 @@ def make_plan(request: Request) -> Exam:
         UserError: what is wrong in a name, an option, a recipe or the data.
     """
     options = mixer_options(request.mixers, request.options)
-    size = load_size(request.size, request.options)
-    if request.options:
+    size = load_size(request.size, request.options, request.length)
+    if request.options or request.length:
         check(f"size {request.size}", size.recipe, request.allow_code)  # models are derived from numbers that it gives
     models = [find_model(size, request.against, {}, request.allow_code)]
     models += [find_model(size, name, options, request.allow_code) for name in request.mixers]
@@ -83,7 +86,7 @@ def plan_of(request: Request, size: Size, models: Sequence[tuple[str, Recipe]]) 
         share = facts.state and facts.state / size.cache
         entrants.append(Entrant(name, recipe, facts.parameters, code_digest(facts.packages), share))
     return Exam(
-        folder=Path(request.out) / request.size,
+        folder=Path(request.out) / (request.size if request.length is None else f"{request.size}-{request.length}"),
         size=request.size,
         reference=dataclasses.replace(entrants[0], remembered=True),
         candidates=entrants[1:],
@@ -125,4 +128,15 @@ def _open_data(request: Request, size: Size, data: TextDataModule) -> tuple[str,
             f"the data's tokenizer '{data.tokenizer.name}' has {data.tokenizer.vocab_size:,} entries and models of "
             f"size {request.size} have {most:,}: prepare the data with another tokenizer, or take another --size"
         )
+    if request.length is not None:
+        _say_long(data.root, [*train, *ood], request.length)
     return data.root, checksums(data.root, [*train, *ood])
+
+
+def _say_long(root: str, names: Sequence[str], length: int) -> None:
+    """Print how many documents of each domain fill a sequence."""
+    for name in names:
+        domain = open_domain(find_root(root), name)
+        found = {split: domain.rows(split)[:, 2] >= length for split in SPLITS}
+        counts = ", ".join(f"{long.sum():,} of {len(long):,} ({split})" for split, long in found.items())
+        say(f"{name}: documents of at least {length:,} tokens: {counts}")

@@ -119,6 +119,15 @@ def test_layers_heads_and_lengths_keep_their_proportion(small):
     assert find_model(small, "transformer", {})[1]["model"]["learned_positions"] == 1024
 
 
+def test_another_length_keeps_the_tokens_of_a_step_and_the_proportions():
+    size = load_size("small", ON_A_CPU, 8192)
+    assert (size.recipe["data"]["sequence_length"], size.recipe["data"]["sequences_per_step"]) == (8192, 8)
+    assert options(find_model(size, "window_256", {})[1])["window"] == 1024
+    assert find_model(size, "transformer", {})[1]["model"]["learned_positions"] == 8192
+    with pytest.raises(UserError, match="--length 1000 does not divide the 65,536 tokens of a step at size small"):
+        load_size("small", ON_A_CPU, 1000)
+
+
 def test_sizes_of_all_widths_are_narrowed_with_the_heads_of_the_reference_alone(small, tiny):
     assert options(find_model(small, "mamba2", {})[1]) == {"d_state": 128}
     assert options(find_model(tiny, "mamba2", {})[1]) == {"d_state": 32, "head_dim": 16}  # heads of 16 for 64

@@ -125,6 +125,16 @@ def test_the_reference_is_trained_again_for_another_recipe_and_where_its_run_is_
     assert asked[2:] == ["transformer_pp/seed_0", "Top1Chunk-chunk_size=16/seed_0"]
 
 
+def test_another_length_has_its_own_folder_and_says_how_many_documents_are_that_long(exam, asked, capsys):
+    with pytest.raises(UserError, match="not this time"):
+        exam(*TOP1, "--length", "24")
+    runs = [run.rpartition("tiny-24/")[2] for run in asked]
+    assert runs == ["transformer_pp/seed_0", "Top1Chunk-chunk_size=16/seed_0"]
+    said = re.search(r"docs: documents of at least 24 tokens: ([\d,]+) of ([\d,]+) \(train\)", capsys.readouterr().out)
+    assert said is not None
+    assert 0 < int(said[1].replace(",", "")) <= int(said[2].replace(",", ""))
+
+
 def test_a_link_that_leads_out_of_the_folder_is_refused(exam, finished, tmp_path, asked):
     (tmp_path / "elsewhere").mkdir()
     shutil.rmtree(finished / "transformer_pp")
