@@ -45,9 +45,11 @@ def recipes():
     return found
 
 
-def test_each_mixer_of_the_package_is_examined(recipes):
+def test_each_mixer_of_the_package_is_examined_or_named_as_not_examined(recipes):
     mixers = {point.name for point in entry_points(group="seqarch.mixers") if point.value.startswith("seqarch_zoo.")}
-    assert {name.partition("-")[0] for name in recipes} == {"transformer_pp", *mixers}
+    (others,) = re.findall(r"^\*\*Not examined.*$", (ZOO / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    left_out = {*re.findall(r"`(\w+)`", others)} - {"FlaLayer"}
+    assert {name.partition("-")[0] for name in recipes} == {"transformer_pp", *mixers} - left_out
 
 
 def test_there_are_records():
