@@ -343,8 +343,13 @@ def test_workers_outlive_signals_to_the_whole_group(shards: Path) -> None:
 def test_a_process_ends_in_the_middle_of_an_epoch(shards: Path) -> None:
     """Its workers ignore signals, but they end with it."""
     script = f"""
-from seqarch.data.datamodule import TextDataModule
-batches = iter(TextDataModule({str(shards)!r}, {{"web": 1.0}}, sequence_length={T}, num_workers=1).train_dataloader())
+from pathlib import Path
+from seqarch.data import cache, loader, order, shards
+sequences = [shards.open_domain(Path({str(shards)!r}), "web").sequences("train", {T + 1})]
+orders = (order.DomainOrder("web", sequences[0].counts, 0, None),)
+dataset = loader.MixtureDataset(sequences, cache.ShardCache(sequences, orders, None))
+plan = loader.BatchPlan(2, 1, 0, 9)
+batches = iter(loader.TrainLoader(dataset, order.SampleOrder(orders, (1.0,)), plan, num_workers=1))
 next(batches)"""
     done = subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True, text=True)
     assert "is killed by signal" not in done.stderr
