@@ -156,15 +156,13 @@ def test_activation_checkpointing_changes_nothing(lm):
         torch.testing.assert_close(parameter.grad, gradient)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_compiled_blocks_hand_on_the_carry(checkpointed):
+def test_compiled_and_checkpointed_blocks_hand_on_the_carry():
     lm = build(mixers={"shell": shell}, feed_forward=None)  # the first hands its values to the second
     x = tokens(length=7)
     lm(x[:, :-1], x[:, 1:]).backward()
     expected = [parameter.grad.clone() for parameter in lm.parameters() if parameter.grad is not None]
     lm.zero_grad()
-    if checkpointed:
-        lm.checkpoint_activations()
+    lm.checkpoint_activations()
     torch.compiler.reset()
     for block in lm.blocks:
         block.compile(backend="aot_eager", fullgraph=True)
