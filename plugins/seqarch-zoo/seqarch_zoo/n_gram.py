@@ -21,8 +21,8 @@ from seqarch.kernels.tensors import at_least_float32, check_sequences
 from seqarch.mixers.base import Mixer, linear_flops
 from seqarch.mixers.cores import KeyValueState
 
-NO_TOKEN, NO_KEY = -1, -2
-"""Before the first token; two numbers, so that nothing matches there."""
+NO_TOKEN = -1
+"""Before the first token. A query with fewer than n tokens finds no key before it that has as few."""
 
 
 class NGram(Mixer):
@@ -75,8 +75,7 @@ class NGram(Mixer):
         grams = torch.cat(
             [F.pad(ids, (0, 0, back, 0), value=NO_TOKEN)[:, : ids.shape[1]] for back in range(self.n)], -1
         )
-        before = F.pad(grams, (0, 0, 1, 0), value=NO_KEY)[:, : ids.shape[1]]
-        before = before.masked_fill(before == NO_TOKEN, NO_KEY)
+        before = F.pad(grams, (0, 0, 1, 0), value=NO_TOKEN)[:, : ids.shape[1]]
         query = torch.cat((grams[:, places], places.expand(x.shape[0], -1).unsqueeze(-1)), dim=-1)
         with torch.autocast(x.device.type, enabled=False):
             return over_query_blocks(_mean, query.unsqueeze(2), (keys, before.unsqueeze(2))).squeeze(2)
