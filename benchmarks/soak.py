@@ -110,7 +110,7 @@ def damage(path: Path, how: str) -> None:
 def full_disk(out: Path) -> Iterator[int | None]:
     """Fill a small file system. On a large one, return the size that no file may exceed."""
     if shutil.disk_usage(out).total > ROOM:
-        yield 40_000
+        yield 40_000 + (out / "disturbed/curves.csv").stat().st_size  # a checkpoint is larger
         return
     with contextlib.suppress(OSError), (out / FILLER).open("wb", buffering=0) as file:
         while file.write(bytes(1 << 12)):
@@ -195,8 +195,8 @@ class Soak:
 
     def _fill(self) -> None:
         """Let the run meet a full disk. It must say so in one line and keep every whole checkpoint whole."""
-        before = {path: path.read_bytes() for path in checkpoints(self.folder)}
         child = self._start()
+        before = {path: path.read_bytes() for path in checkpoints(self.folder)}
         with full_disk(self.out) as largest_file:
             if largest_file is not None:
                 os.kill(child, signal.SIGKILL)
