@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sized
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -27,8 +27,24 @@ class WrongType(UserError, TypeError):
     """An argument has another type than the function takes."""
 
 
+class Limit:
+    """What an option takes, as part of its annotation: `Annotated[list[int], FILLED]`."""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise `UserError` for a value outside; None, a default, passes."""
+        raise NotImplementedError
+
+
+class Filled(Limit):
+    """A text, list or mapping that is not empty."""
+
+    def check(self, name: str, value: Any) -> None:
+        if isinstance(value, Sized) and not len(value):
+            raise UserError(f"{name} is empty: give it a value")
+
+
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class Interval:
+class Interval(Limit):
     """The numbers that an option takes, as part of its annotation: `Annotated[float, Interval(0, 1, "(]")]`.
 
     Args:
@@ -41,7 +57,7 @@ class Interval:
     high: float = math.inf
     ends: str = "[)"
 
-    def __contains__(self, number: float) -> bool:
+    def __contains__(self, number: Any) -> bool:
         above = number >= self.low if self.ends[0] == "[" else number > self.low
         return above and (number <= self.high if self.ends[1] == "]" else number < self.high)
 
@@ -52,15 +68,15 @@ class Interval:
         excluded = [str(end) for end, bracket in both if bracket in "()"]
         return f"in {self.low}..{self.high}" + (f", {' and '.join(excluded)} excluded" if excluded else "")
 
-    def check(self, name: str, number: float | None) -> None:
-        """Refuse a number outside; None, a default, passes."""
-        if number is None or (number in self and not isinstance(number, bool)):
+    def check(self, name: str, value: Any) -> None:
+        if not isinstance(value, int | float | np.number) or (value in self and not isinstance(value, bool)):
             return
-        most = f", and at most {self.high:,}" if LARGEST <= self.high < number else ""
-        raise UserError(f"{name} must {'be' if self.high >= LARGEST else 'lie'} {self}{most}, not {number}")
+        most = f", and at most {self.high:,}" if LARGEST <= self.high < value else ""
+        most = most if -math.inf < value < math.inf else ", and finite"
+        raise UserError(f"{name} must {'be' if self.high >= LARGEST else 'lie'} {self}{most}, not {value}")
 
 
-COUNT, SEED = Interval(1, LARGEST, "[]"), Interval(0, 2**32 - 1, "[]")
+COUNT, SEED, FILLED = Interval(1, LARGEST, "[]"), Interval(0, 2**32 - 1, "[]"), Filled()
 Count = Annotated[int, COUNT]
 """At least 1, and not too large for a tensor."""
 Positive = Annotated[float, Interval(0, math.inf, "()")]
@@ -90,7 +106,7 @@ def typed(function: Function) -> Function:
 class Limited:
     """A class whose constructor, and those of subclasses, refuse what lies outside of the annotated limits.
 
-    These are an `Interval` of numbers and the words of a `Literal`.
+    These are a `Limit`, such as an `Interval` of numbers, and the words of a `Literal`.
     """
 
     option_prefix: ClassVar[str] = ""
@@ -134,12 +150,13 @@ def check_fields(self: Any) -> None:
 
 
 def check_limits(name: str, value: Any, hint: Any) -> None:
-    """Raise `UserError` for a number outside of its `Interval`, also inside a list or mapping."""
+    """Raise `UserError` for a value outside of its `Limit`, also inside a list or mapping."""
     for kind in _kinds(hint):
         inside = get_args(kind)
         if get_origin(kind) is Annotated:
-            for limit in inside[1:] if isinstance(value, int | float | np.number) else ():
+            for limit in inside[1:]:
                 limit.check(name, value)
+            check_limits(name, value, inside[0])
         elif isinstance(value, Mapping) and len(inside) == 2:
             for key, part in value.items():
                 check_limits(f"{name}.{key}", part, inside[1])
@@ -164,10 +181,10 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 @functools.cache
 def has_limits(hint: Any) -> bool:
-    """Whether a type has an `Interval`, or one inside has."""
+    """Whether a type has a `Limit`, or one inside has."""
     inside = get_args(hint)
-    if get_origin(hint) is Annotated:
-        return isinstance(inside[1], Interval)
+    if get_origin(hint) is Annotated and isinstance(inside[1], Limit):
+        return True
     return any(has_limits(kind) for kind in inside if isinstance(kind, Hashable))
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import yaml
 from yaml.constructor import SafeConstructor
 
-from seqarch.errors import UserError, absent, refused
+from seqarch.errors import UserError, refused
 
 LARGEST = 20_000
 """Entries of a configuration, aliases counted as often as they are used; the longest of ours has some 200."""
 DEEPEST = 50
-LONGEST = 1000
+LONGEST = 300
+"""Digits of a whole number, which then has a value as a float too."""
 MARKS = re.compile(r"[&\[{]")
 TAGS = {
     f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "merge")
@@ -55,16 +56,12 @@ def compose(path: Path) -> yaml.Node | None:
     """
     try:
         root = nodes(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError as error:
-        raise absent("file", path) from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         tab = "; indent with spaces" if "\\t" in str(error.problem) else ""
         raise UserError(f"{path}:{line}: is not valid YAML: {error.problem}{tab}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: a configuration is a YAML file, saved as UTF-8") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not a YAML file, it is not even text") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} is not text: a configuration is a YAML file, saved as UTF-8") from error
     if root is not None:
         check_nodes(str(path), root)
     return root

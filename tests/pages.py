@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -33,8 +34,8 @@ def check_training(command: str, args: list[str]) -> None:
     options = experiment.options
     assert options.run_dir if command == "fit" else options.ckpt_path
     if command == "fit":
-        experiment.check_machine = lambda: None  # the reader's has the devices
-        experiment.check()
+        with mock.patch("seqarch.experiment.experiment.check_machine"):  # the reader's has the devices
+            experiment.check()
 
 
 def check_command(command: str, options: Namespace, patch: pytest.MonkeyPatch) -> None:
@@ -61,7 +62,7 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
         checked.extend(exam.entrants)
         raise KeyboardInterrupt
 
-    patch.setattr(Experiment, "check_machine", lambda _: None)
+    patch.setattr("seqarch.experiment.experiment.check_machine", lambda _: None)
     patch.setattr("seqarch.exam.run.find_shards", lambda *_: "shards")
     patch.setattr("seqarch.exam.run.checksums", lambda *_: {})
     patch.setattr("seqarch.exam.run._say_long", lambda *_: None)

@@ -3,13 +3,13 @@
 import math
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 
 import seqarch
-from seqarch.arguments import COUNT, Count, Interval, Limited, Positive, Share, typed
+from seqarch.arguments import COUNT, FILLED, Count, Interval, Limited, Positive, Share, typed
 from seqarch.errors import UserError
 
 public: Any = seqarch  # to pyright, any argument fits
@@ -64,7 +64,8 @@ def test_an_interval_names_what_it_takes(limits, inside, outside, words):
     for number in (*inside, None):
         limits.check("size", number)
     for number in outside:
-        with pytest.raises(UserError, match=rf"^size must {words}, not {re.escape(str(number))}$"):
+        finite = "" if math.isfinite(number) else ", and finite"
+        with pytest.raises(UserError, match=rf"^size must {words}{finite}, not {re.escape(str(number))}$"):
             limits.check("size", number)
     with pytest.raises(UserError, match=r"^size must be at least 1, and at most 9,223,372,036,854,775,807, not "):
         COUNT.check("size", 2**63)
@@ -78,9 +79,15 @@ class Base(Limited):
 
 
 class Derived(Base):
-    def __init__(self, shares: list[Share] | None = None, rates: dict[str, Positive] | None = None, **options) -> None:
+    def __init__(
+        self,
+        shares: list[Share] | None = None,
+        rates: dict[str, Positive] | None = None,
+        names: Annotated[list[str], FILLED] | None = None,
+        **options,
+    ) -> None:
         super().__init__(**options)
-        self.shares, self.rates = shares, rates
+        self.shares, self.rates, self.names = shares, rates, names
 
 
 @pytest.mark.parametrize(
@@ -92,6 +99,8 @@ class Derived(Base):
         (lambda: Derived(size=0), "Derived.size must be at least 1, not 0"),
         (lambda: Derived([0.5, 0.0]), "Derived.shares must lie in 0..1, 0 excluded, not 0.0"),
         (lambda: Derived(rates={"web": -1.0}), "Derived.rates.web must be positive, not -1.0"),
+        (lambda: Derived(rates={"web": math.inf}), "Derived.rates.web must be positive, and finite, not inf"),
+        (lambda: Derived(names=[]), "Derived.names is empty: give it a value"),
     ],
 )
 def test_a_constructor_refuses_what_its_annotations_exclude(call, said):

@@ -169,7 +169,7 @@ def time_recipe(
     """
     from seqarch.experiment.experiment import Experiment
     from seqarch.training.callbacks.throughput import peak_tflops
-    from seqarch.training.checks import check_packed_mixers
+    from seqarch.training.checks import check_capability
 
     experiment = Experiment.from_recipe(recipe, overrides, allow_code)
     module, data = experiment.model, experiment.data
@@ -180,7 +180,7 @@ def time_recipe(
     tokens = draw_tokens(lm.vocab_size, data.batch_size(world_size=1), data.sequence_length, device)
     batches = [{"tokens": tokens}]
     if documents:
-        check_packed_mixers(lm)
+        check_capability(lm, "packed", "--documents")
         batches = draw_documents(tokens, documents)
     ring = itertools.cycle(batches)
     row = time_training(lambda _: module.loss(next(ring)), module.new_optimizer(), tokens, steps)

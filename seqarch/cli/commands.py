@@ -12,7 +12,7 @@ from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, check_known, say, several
 from seqarch.plugins import entries, import_entry, named, split_flags
-from seqarch.runs.files import refuse_home
+from seqarch.runs.files import refuse_place
 from seqarch.tables import listed
 
 
@@ -86,10 +86,8 @@ def parse(name: str, args: Sequence[str]) -> Namespace:
         place = key.rpartition(".")[2]
         if place not in EMPTY and "" in several(value):  # it would stand for a default, or for the current folder
             raise UserError(f"{place} is empty: give it a value, or leave it out")
-        if place in WRITTEN and value is not None:
-            refuse_home(f"--{place}", str(value))
-            if key not in REMOTE and is_remote(value):
-                raise UserError(f"--{place} {value} is a URL: `seqarch {name}` writes only into local folders")
+        if place in WRITTEN and value is not None and not (key in REMOTE and is_remote(value)):
+            refuse_place(f"--{place}", str(value))
     if command.takes:
         options.options = {flag.removeprefix("--"): value for flag, value in flags}
     return options

@@ -34,7 +34,6 @@ def train(command: str, args: Sequence[str]) -> None:
         experiment.fit()
         return
     if not experiment.options.ckpt_path:
-        experiment.check_machine()
         raise UserError(f"{command} needs --ckpt_path, a checkpoint of a run")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Lightning by itself would go on
     named = "--ckpt_path" in given  # else the recipe's, from which its run began

@@ -29,6 +29,20 @@ def check_new(folder: Path) -> None:
         raise UserError(f"{folder} exists and is not a prepared domain: choose another domain or output folder")
 
 
+def check_inputs(folder: Path, job: Manifest) -> None:
+    """Refuse a domain that was prepared from other inputs than those of `job`."""
+    if is_domain(folder) and (differing := differing_inputs(Domain(folder).manifest, job)):
+        instead = "remove it, or choose another domain name or --out"
+        raise UserError(f"{folder} was prepared from other inputs ({', '.join(differing)} differ): {instead}")
+
+
+def check_domain(domain: str) -> None:
+    """Refuse a name that no folder can have or that recipes read as something else."""
+    check_name(domain)
+    if not is_word(domain):
+        raise UserError(f"recipes read '{domain}' as another value (YAML): choose a domain name that is only a word")
+
+
 def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Tokenizer) -> list[Manifest]:
     """The shards of one domain, in `place`, or of all that the pieces name, in folders of their names there."""
     names = [job.domain] if job.domain else _domains(job, pieces)
@@ -36,11 +50,7 @@ def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Toke
     if not job.domain:
         for folder in folders.values():
             check_new(folder)
-            if is_domain(folder) and (differing := differing_inputs(Domain(folder).manifest, job)):
-                raise UserError(
-                    f"{folder} was prepared from other inputs ({', '.join(differing)} differ): remove it, or choose "
-                    "another --out"
-                )
+            check_inputs(folder, job)
             folder.mkdir(parents=True, exist_ok=True)
             check_folder(folder, place)
     writers = {
@@ -71,14 +81,10 @@ def _domains(job: Manifest, pieces: Sequence[Path]) -> list[str]:
     names = sorted({str(name) for path in pieces for name in read_arrays(path, only=("domains",))["domains"].flat})
     if not names:
         raise UserError(f"no document in {', '.join(source.file for source in job.sources)}")
-    if len(names) > MOST_DOMAINS:
-        raise UserError(
-            f"{job.domain_field} has {len(names):,} values, and at most {MOST_DOMAINS} can be domains: name another"
-        )
+    if (found := len(names)) > MOST_DOMAINS:
+        raise UserError(f"{job.domain_field} has {found:,} values, more than {MOST_DOMAINS} domains: name another")
     for name in names:
-        check_name(name)
-        if not is_word(name):
-            raise UserError(f"recipes read the domain '{name}' as another value (YAML): rename it in the data")
+        check_domain(name)
     return names
 
 

@@ -11,7 +11,7 @@ import torch
 from lightning import LightningDataModule
 from torch import Tensor
 
-from seqarch.arguments import Count, Interval, Limited, Seed
+from seqarch.arguments import FILLED, Count, Interval, Limited, Seed
 from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
 from seqarch.data.hold_outs import EvaluationSet, HoldOut
@@ -111,10 +111,8 @@ class TextDataModule(Limited, LightningDataModule):
     __str__ = __repr__  # Lightning's says that there are no loaders yet
 
     def _check_options(self) -> None:
-        if self.root == "":  # it would stand for the folder that the user is in
-            raise UserError("data.root is empty: name a folder of shards, or embedded for the built-in corpus")
-        if not self.train:
-            raise UserError("data.train names no domain: give at least one with its weight, such as {web: 1.0}")
+        FILLED.check("data.root", self.root)  # it would stand for the folder that the user is in
+        FILLED.check("data.train", self.train)
         for name in self.ood:
             if name in self.train:
                 raise UserError(f"'{name}' is a training domain, so it is not out of distribution: remove it from one")
@@ -133,10 +131,9 @@ class TextDataModule(Limited, LightningDataModule):
         if stage == "fit":
             self._resume = self._train_loader = None
         if stage == "fit" and self.sequences_per_step > there:
-            raise UserError(
-                f"data.sequences_per_step is {self.sequences_per_step:,}, but the training splits have {there:,} "
-                f"sequences of {self.sequence_length + 1:,} tokens: make it at most {there:,}, or prepare more text"
-            )
+            have = f"the training splits have {there:,} sequences of {self.sequence_length + 1:,} tokens"
+            given = f"data.sequences_per_step is {self.sequences_per_step:,}"
+            raise UserError(f"{given}, but {have}: make it at most {there:,}")
 
     def read_from(self, root: str) -> None:
         """Take the domains from another place than so far."""
@@ -149,7 +146,10 @@ class TextDataModule(Limited, LightningDataModule):
         """The training splits, then the hold-outs of the training and of the OOD domains."""
         folder = find_root(self.root)
         domains = [open_domain(folder, name) for name in (*self.train, *self.ood)]
-        _check_tokenizers(domains)
+        by_tokenizer = {each.manifest.tokenizer: f"'{each.name}' has {each.manifest.tokenizer}" for each in domains}
+        if len(by_tokenizer) > 1:
+            found = " and ".join(by_tokenizer.values())
+            raise UserError(f"domains must share a tokenizer, but {found}: prepare some again")
         training = [self._open(domain, "train") for domain in domains[: len(self.train)]]
         return training + [self._open(domain, "holdout") for domain in domains]
 
@@ -159,11 +159,9 @@ class TextDataModule(Limited, LightningDataModule):
             kind = WholeDocuments if self.pack == "whole" else DocumentSequences
             sequences = kind(domain, split, self.sequence_length + 1)
         if not len(sequences):
-            tokens = domain.manifest.splits[split].tokens
-            raise UserError(
-                f"the {split} split of '{domain.name}' has {tokens:,} tokens, less than one sequence of "
-                f"{self.sequence_length + 1:,}: prepare more text, or make data.sequence_length smaller"
-            )
+            tokens, least = domain.manifest.splits[split].tokens, self.sequence_length + 1
+            few = f"{tokens:,} tokens, less than one sequence of {least:,}: make data.sequence_length smaller"
+            raise UserError(f"the {split} split of '{domain.name}' has {few}")
         return sequences
 
     @property
@@ -179,10 +177,8 @@ class TextDataModule(Limited, LightningDataModule):
         """
         micro_batch_size = self.batch_size(world_size)
         if self.sequences_per_step % (micro_batch_size * world_size):
-            raise UserError(
-                f"data.sequences_per_step ({self.sequences_per_step}) must be a multiple of data.micro_batch_size x "
-                f"devices ({micro_batch_size} x {world_size})"
-            )
+            of = f"data.micro_batch_size x devices ({micro_batch_size} x {world_size})"
+            raise UserError(f"data.sequences_per_step ({self.sequences_per_step}) must be a multiple of {of}")
         return self.sequences_per_step // (micro_batch_size * world_size)
 
     def batch_size(self, world_size: int) -> int:
@@ -197,11 +193,9 @@ class TextDataModule(Limited, LightningDataModule):
         world_size, rank = (shares["num_replicas"], shares["rank"]) if shares else (1, 0)
         accumulation = self.accumulation(world_size)
         if self.trainer is not None and self.trainer.accumulate_grad_batches != accumulation:
-            raise UserError(
-                f"trainer.accumulate_grad_batches is {self.trainer.accumulate_grad_batches}, but "
-                f"data.sequences_per_step {self.sequences_per_step} on {world_size} device(s) takes {accumulation} "
-                "micro-batches per step"
-            )
+            found = self.trainer.accumulate_grad_batches
+            takes = f"data.sequences_per_step on {world_size} device(s) takes {accumulation} micro-batches per step"
+            raise UserError(f"trainer.accumulate_grad_batches is {found}, but {takes}")
         sequences = self._splits[: len(self.train)]
         orders = tuple(DomainOrder(each.domain.name, each.counts, self.seed, self._window) for each in sequences)
         dataset = MixtureDataset(sequences, ShardCache(sequences, orders, self.cache_gb))
@@ -256,19 +250,13 @@ class TextDataModule(Limited, LightningDataModule):
     def _position(self, resume: dict[str, Any], plan: BatchPlan) -> int:
         """The number of batches done at a checkpoint, counted in batches of the present number of processes."""
         for what, before in self.changed_since(resume).items():
-            if what == "shards":
-                raise UserError("the training shards are not those that the checkpoint was trained on: restore them")
             now = self._identity()[what]
-            raise UserError(
-                f"{what} is {now} but was {before} when the checkpoint was written: resume with the same value"
-            )
+            raise UserError(f"{what} is {now} but was {before} when the checkpoint was written: resume with the same")
         before, now = resume["sequences_per_micro_step"], plan.sequences_per_micro_step
         position, rest = divmod(resume["position"] * before, now)
         if rest:
-            raise UserError(
-                f"the checkpoint was written within a step: resume with data.micro_batch_size x devices {before}, "
-                f"not {now}"
-            )
+            same = f"data.micro_batch_size x devices {before}, not {now}"
+            raise UserError(f"the checkpoint was written within a step: resume with {same}")
         return position
 
     def evaluation_sets(self) -> list[EvaluationSet]:
@@ -368,13 +356,3 @@ def _spread(items: Sequence[Any], n: int) -> list[Any]:
     """`n` evenly spread items: at least one, at most all."""
     n = min(len(items), max(1, n))
     return [items[i * len(items) // n] for i in range(n)]
-
-
-def _check_tokenizers(domains: Sequence[Domain]) -> None:
-    first = domains[0]
-    for domain in domains:
-        if domain.manifest.tokenizer != first.manifest.tokenizer:
-            raise UserError(
-                f"domains must share a tokenizer, but '{first.name}' was prepared with '{first.manifest.tokenizer}' "
-                f"and '{domain.name}' with '{domain.manifest.tokenizer}': prepare one of them again"
-            )

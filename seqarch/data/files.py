@@ -103,9 +103,7 @@ def _of_hub(url: str, subset: str | None, split: str) -> list[Path]:
     """The files of `hf://datasets/OWNER/NAME`, as its card lists them for a subset and a split; or those of a path."""
     parts = url.removeprefix("hf://").split("/")
     if parts[0] != "datasets" or len(parts) < 3 or not all(parts):
-        raise UserError(
-            f"{url} does not name a data set of the Hub: give hf://datasets/OWNER/NAME, or a path of files in it"
-        )
+        raise UserError(f"{url} does not name a data set of the Hub: give hf://datasets/OWNER/NAME, or files in it")
     # these packages and their client raise many kinds
     package = refused(f"data sets of the Hugging Face Hub need a package: {_HUB}", ImportError)
     with refused(f"{url} cannot be listed", Exception, why=True), package:

@@ -26,12 +26,9 @@ def check_name(domain: str) -> None:
         UserError: `domain` holds anything but letters, digits, '_', '-' and '.', starts with one of the last three,
             has more than 100 characters, or is "mean".
     """
-    if len(domain) > 100:
-        raise UserError(f"the domain name '{domain[:20]}...' has {len(domain)} characters: use at most 100")
-    if not NAME.fullmatch(domain):
-        raise UserError(
-            f"'{domain}' is not a domain name: use letters, digits, '_', '-' and '.', a letter or digit first"
-        )
+    if len(domain) > 100 or not NAME.fullmatch(domain):
+        expected = "use at most 100 letters, digits, '_', '-' and '.', a letter or digit first"
+        raise UserError(f"'{domain[:100]}' is not a domain name: {expected}")
     if domain == MEAN:
         raise UserError(f"'{domain}' is the mean of domains in tables and figures: choose another domain name")
 
@@ -49,7 +46,7 @@ class Checked:
             value, declared = getattr(self, field.name), field.type
             kind: Any = int | float if declared is float else getattr(declared, "__origin__", declared)
             if not isinstance(value, kind) or (isinstance(value, int | float) and not 0 <= value < 2**53):
-                raise TypeError(f"{field.name} is {value!r}")
+                raise TypeError(f"{field.name} is {value!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,11 @@ class Manifest(Checked):
     domain_field: str | None = None
     where: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.format != FORMAT:
+            raise ValueError(self.format)
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
 
@@ -118,12 +120,13 @@ class Manifest(Checked):
         wrong = f"{path} is not a manifest of this version of seqarch: prepare the domain again"
         with refused(wrong, UserError, ValueError, KeyError, TypeError, AttributeError):
             content = read_json(path)
-            return cls._of(content if key is None else content[key])
+            return cls._of(content if key is None else content[key], whole=key is None)
 
     @classmethod
-    def _of(cls, fields: dict[str, Any]) -> "Manifest":
+    def _of(cls, fields: dict[str, Any], whole: bool) -> "Manifest":
         fields["sources"] = tuple(Source(**source) for source in fields["sources"])
-        fields["splits"] = {split: SplitSummary(**fields["splits"][split]) for split in SPLITS if fields["splits"]}
+        splits = SPLITS if whole or fields["splits"] else ()
+        fields["splits"] = {split: SplitSummary(**fields["splits"][split]) for split in splits}
         fields["where"] = tuple(fields.get("where", ()))
         return cls(**fields)
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated
 
 from seqarch.arguments import Count, Interval, check_fields
-from seqarch.data.assemble import add_documents, assemble, check_new, finish_adding
+from seqarch.data.assemble import add_documents, assemble, check_domain, check_inputs, check_new, finish_adding
 from seqarch.data.files import find_files, is_hub, source_bytes, source_sha256, standard_input
-from seqarch.data.manifest import INPUTS, SPLITS, Manifest, Source, check_name, differing_inputs
+from seqarch.data.manifest import INPUTS, SPLITS, Manifest, Source, differing_inputs
 from seqarch.data.remote import is_remote, mirror
 from seqarch.data.select import Select
 from seqarch.data.shards import WORK, Domain, is_domain, list_domains
@@ -30,7 +30,6 @@ from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.verified import sha256_of
 from seqarch.errors import UserError, say
 from seqarch.runs.files import check_folder, locked, read_json, write_json, write_text
-from seqarch.safe_yaml import is_word
 
 PARTS, JOB, DONE = ".parts", "job.json", "done.json"
 DEFAULT, TEXT, HOLDOUT = "mixtral", "text", 0.02
@@ -133,9 +132,7 @@ class Preparation:
         if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
             raise UserError(f"min_tokens must be at most max_tokens, not {self.min_tokens:,} with {self.max_tokens:,}")
         if self.part and is_remote(self.out):
-            raise UserError(
-                f"--part writes into a folder that all machines see, not to {self.out}: name one with --out"
-            )
+            raise UserError(f"--part needs an --out that all machines see as a folder, not {self.out}")
         _ = self._select.conditions
 
     @property
@@ -175,7 +172,7 @@ class Preparation:
                 return done
             self._tokenize(job, files, range(first, stop), tokenizer, work)
             if self.part:
-                write_json(work / DONE, _checksums(work))
+                write_json(work / DONE, _digests(work))
                 say(f"{_label(job)}: part {self.part} is done; after all parts: seqarch data join {place}")
                 return []
             manifests = assemble(job, sorted(work.glob("piece-??????.npz")), place, tokenizer)
@@ -283,15 +280,13 @@ def join(folder: str | Path) -> list[Manifest]:
     if missing := [f"{part}/{n_parts}" for part, path in enumerate(parts, 1) if not (path / DONE).is_file()]:
         raise UserError(f"{folder} lacks the part {', '.join(missing)}: prepare it with --part {missing[0]}")
     check_folder(place / PARTS, place)
-    if damaged := next((path for path in parts if read_json(path / DONE) != _checksums(path)), None):
+    if damaged := next((path for path in parts if read_json(path / DONE) != _digests(path)), None):
         raise UserError(f"{damaged} is damaged: remove it, and prepare this part again")
     jobs = [Manifest.read(path / JOB, "job") for path in parts]
     listed = [read_json(path / JOB).get("files") for path in parts]
     for path, job, names in zip(parts, jobs, listed, strict=True):
-        if differing := [*differing_inputs(job, jobs[0], INPUTS[:-1]), *["files"] * (names != listed[0])]:
-            raise UserError(
-                f"{path} was prepared otherwise than part 1 ({', '.join(differing)} differ): prepare it again"
-            )
+        if differing := ", ".join([*differing_inputs(job, jobs[0], INPUTS[:-1]), *["files"] * (names != listed[0])]):
+            raise UserError(f"{path} was prepared otherwise than part 1 ({differing} differ): prepare it again")
     job = dataclasses.replace(jobs[0], sources=tuple(source for each in jobs for source in each.sources))
     with locked(place / PARTS / "lock", f"another process is joining {folder}"):
         tokenizer = stored_tokenizer(job.tokenizer, parts[0] / FOLDER)
@@ -302,17 +297,10 @@ def join(folder: str | Path) -> list[Manifest]:
     return manifests
 
 
-def _checksums(work: Path) -> dict[str, str]:
+def _digests(work: Path) -> dict[str, str]:
     """The SHA-256 of each file of a part."""
     files = [path for path in sorted(work.rglob("*")) if path.is_file() and path.name not in ("lock", DONE)]
     return {path.relative_to(work).as_posix(): sha256_of(path) for path in files}
-
-
-def check_domain(domain: str) -> None:
-    """Refuse a name that no folder can have or that recipes read as something else."""
-    check_name(domain)
-    if not is_word(domain):
-        raise UserError(f"recipes read '{domain}' as another value (YAML): choose a domain name that is only a word")
 
 
 def _label(job: Manifest) -> str:
@@ -359,12 +347,8 @@ def _prepared(place: Path, job: Manifest) -> list[Manifest]:
         UserError: the domain was prepared from other inputs.
     """
     if job.domain:
+        check_inputs(place, job)
         found = [Domain(place).manifest] if is_domain(place) else []
-        if found and (differing := differing_inputs(found[0], job)):
-            raise UserError(
-                f"{place} was prepared from other inputs ({', '.join(differing)} differ): remove it to prepare it "
-                "anew, or choose another domain name"
-            )
     elif (place / WORK).is_dir():  # an interrupted run has not written all
         return []
     else:

@@ -40,10 +40,7 @@ def mirror(url: str) -> Path:
         UserError: the URL is of an unknown kind, or holds credentials, which would end up in run folders.
     """
     if re.search(r"[@?#]", url):
-        raise UserError(
-            "a URL of object storage must hold no credentials or options: give s3://bucket/folder, and credentials in "
-            "the environment"
-        )
+        raise UserError("a URL of object storage must hold no options, and credentials only the environment has")
     if not re.fullmatch(r"s3://[^/]+(/.*)?", url):
         raise UserError(f"{url} is not a URL of object storage: give s3://bucket/folder")
     folder = cache_folder() / "mirrors" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
@@ -89,9 +86,7 @@ def fetch(path: Path, sha256: str | None = None) -> Path:
             with _one_line(url, "read"):
                 _client().download_file(*_bucket_and_key(url), str(partial))
             if sha256 and sha256_of(partial) != sha256:
-                raise UserError(
-                    f"{url} is damaged: its content differs from its checksum in the manifest; prepare the domain again"
-                )
+                raise UserError(f"{url} is damaged: its checksum is not the manifest's; prepare the domain again")
         if sha256:
             remember([path], sha256)
     return path
@@ -143,7 +138,5 @@ def _one_line(url: str, done: str) -> Iterator[None]:
         answer = error.response["Error"]["Code"] if isinstance(error, ClientError) else named
         if answer in ("404", "NoSuchKey"):
             raise FileNotFoundError(url) from None
-        raise UserError(
-            f"{url} cannot be {done} ({answer}): is the place right and the network up, and does the environment hold "
-            "credentials?"
-        ) from None
+        advice = "is the place right and the network up, and does the environment hold credentials?"
+        raise UserError(f"{url} cannot be {done} ({answer}): {advice}") from None

@@ -27,9 +27,8 @@ class Condition:
     def parse(cls, text: str) -> "Condition":
         found = re.fullmatch(rf"\s*([^=<>]+?)\s*({'|'.join(COMPARE)})(?![=<>])\s*(.*?)\s*", text, re.DOTALL)
         if found is None:
-            raise UserError(
-                f"--where {text} is not a condition: write it as in int_score>=4, with one of {', '.join(COMPARE)}"
-            )
+            form = f"write it as in int_score>=4, with one of {', '.join(COMPARE)}"
+            raise UserError(f"--where {text} is not a condition: {form}")
         return cls(*found.groups())
 
     def holds(self, found: Any) -> bool:
@@ -76,9 +75,8 @@ class Select:
         for field, flag in self.flags.items():
             name = field if field in names else field.partition(".")[0]
             if name not in names:
-                raise UserError(
-                    f"{where}: no column '{name}'; the columns are {', '.join(names)}: {_advice(flag, names)}"
-                )
+                known = ", ".join(names)
+                raise UserError(f"{where}: no column '{name}'; the columns are {known}: {_advice(flag, names)}")
             check_columns(where, names, [name])
             found.append(name)
         return list(dict.fromkeys(found))
@@ -107,10 +105,8 @@ class Select:
         for part in field.split("."):
             if not isinstance(here, Mapping) or part not in here:
                 texts = [name for name, value in record.items() if isinstance(value, str)]
-                known = ", ".join(record) or "none"
-                raise UserError(
-                    f"{where}: has no field '{field}'; its fields are {known}: {_advice(self.flags[field], texts)}"
-                )
+                known = f"its fields are {', '.join(record) or 'none'}"
+                raise UserError(f"{where}: has no field '{field}'; {known}: {_advice(self.flags[field], texts)}")
             here = here[part]
         return here
 

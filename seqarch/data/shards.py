@@ -8,23 +8,25 @@ ROOT/<domain>/{train,holdout}/blocks.bin                   a CRC-32 of each bloc
 """
 
 import bisect
+import contextlib
 import functools
 import hashlib
 import itertools
 import os
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seqarch.data.manifest import FORMAT, NAME, Manifest, Split, SplitSummary, check_name
+from seqarch.data.manifest import NAME, Checked, Manifest, Split, SplitSummary, check_name
 from seqarch.data.remote import fetch, folders, origin
 from seqarch.data.tokenizer_files import FOLDER, stored_tokenizer
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.verified import damaged, is_known, missing, remember, verify
-from seqarch.errors import UserError, absent, unknown
+from seqarch.errors import UserError, absent, refused, unknown
 from seqarch.runs.files import check_folder, read_json
 
 if TYPE_CHECKING:
@@ -60,6 +62,18 @@ def list_domains(root: Path) -> list[str]:
     return sorted(name for name in names if is_domain(root / name))
 
 
+def known_domains(root: Path) -> list[str]:
+    """`list_domains`, at least one.
+
+    Raises:
+        UserError: there is none, or no such folder.
+    """
+    if not (found := list_domains(root)):
+        advice = "prepare one with `seqarch data prepare FILE --out FOLDER --domain NAME`"
+        raise absent("prepared domain in" if root.is_dir() else "folder", origin(root) or root, advice)
+    return found
+
+
 def open_domain(root: Path, name: str) -> "Domain":
     """The domain `name` under `root`.
 
@@ -67,13 +81,8 @@ def open_domain(root: Path, name: str) -> "Domain":
         UserError: the folder or the domain does not exist, or its manifest cannot be read.
     """
     check_name(name)  # which would otherwise lead out of `root`
-    if not root.is_dir():
-        raise absent("folder", root, "`seqarch data prepare` makes one")
     if not is_domain(root / name):
-        known, where = list_domains(root), origin(root) or root
-        if not known:
-            raise UserError(f"{where} holds no prepared domain: prepare one with `seqarch data prepare`")
-        raise unknown(f"domain in {where}", name, known)
+        raise unknown(f"domain in {origin(root) or root}", name, known_domains(root))
     return Domain(root / name)
 
 
@@ -83,12 +92,9 @@ class Domain:
     def __init__(self, folder: Path) -> None:
         self.folder, self.name = folder, folder.name
         check_folder(folder, written=False)
-        path = folder / MANIFEST
         if (folder / WORK / MANIFEST).is_file():
             raise UserError(f"documents were being added to {folder}: repeat `data prepare --append`, which ends that")
-        self.manifest = Manifest.read(path)
-        if self.manifest.format != FORMAT:
-            raise UserError(f"{path} has format {self.manifest.format}, not {FORMAT}: prepare the domain again")
+        self.manifest = Manifest.read(folder / MANIFEST)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -160,10 +166,9 @@ class Domain:
         summary = self.manifest.splits[split]
         path = checked(self.folder / split / DOCUMENTS, summary)
         documents = np.fromfile(path, DOCUMENT)
-        if len(documents) != summary.documents:
-            raise missing(path)
         borders, files = np.r_[0, documents["offset"], summary.tokens], documents["file"]
-        if (np.diff(borders) < 0).any() or not ((files >= 0) & (files < len(self.manifest.sources))).all():
+        inside = (files >= 0) & (files < len(self.manifest.sources))
+        if len(documents) != summary.documents or (np.diff(borders) < 0).any() or not inside.all():
             raise damaged(path)
         return documents
 
@@ -175,6 +180,21 @@ def _ranges(numbers: list[int]) -> str:
         run = [number for _, number in group]
         parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
     return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Chunk(Checked):
+    """A shard file as litdata's index describes it."""
+
+    filename: str
+    dim: int
+    chunk_bytes: int
+    chunk_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not NAME.fullmatch(self.filename):
+            raise ValueError(f"it names {self.filename}, which lies elsewhere")
 
 
 class PackedSequences:
@@ -215,10 +235,8 @@ class PackedSequences:
         """Tokens of one file, from its `start`-th on."""
         tokens = self.shards.read(shard, start, n_tokens)
         if (largest := int(tokens.max())) >= self.vocab_size:
-            raise UserError(
-                f"{self.shards.paths[shard]} holds the token {largest}, but the tokenizer of its manifest has "
-                f"{self.vocab_size:,} entries: prepare the domain again"
-            )
+            lacking = f"not of the tokenizer of its manifest, which lacks the token {largest}"
+            raise damaged(self.shards.paths[shard], lacking)
         return tokens
 
     def __iter__(self) -> "Iterator[Tensor]":
@@ -249,12 +267,12 @@ class Shards:
         self.folder = folder
         self.summary = summary
         chunks = self._read_index() if summary.tokens else []
-        self.paths = [folder / chunk["filename"] for chunk in chunks]
-        self.tokens: list[int] = [chunk["dim"] for chunk in chunks]
-        self.sizes: list[int] = [chunk["chunk_bytes"] for chunk in chunks]
-        self._headers = [4 * (chunk["chunk_size"] + 2) for chunk in chunks]  # of litdata's files, in bytes
-        for path, chunk in zip(self.paths, chunks, strict=True):
-            if not origin(folder) and (not path.is_file() or path.stat().st_size < chunk["chunk_bytes"]):
+        self.paths = [folder / chunk.filename for chunk in chunks]
+        self.tokens = [chunk.dim for chunk in chunks]
+        self.sizes = [chunk.chunk_bytes for chunk in chunks]
+        self._headers = [4 * (chunk.chunk_size + 2) for chunk in chunks]  # of litdata's files, in bytes
+        for path, size in zip(self.paths, self.sizes, strict=True):
+            if not origin(folder) and (not path.is_file() or path.stat().st_size < size):
                 raise missing(path)
         self._verified: set[int] = set()
         self._first_block = [0, *itertools.accumulate(-(-n_tokens // BLOCK) for n_tokens in self.tokens)]
@@ -262,30 +280,18 @@ class Shards:
         if self._blocks and self._blocks.stat().st_size != 4 * self._first_block[-1]:
             raise missing(self._blocks)
 
-    def _read_index(self) -> list[dict[str, Any]]:
+    def _read_index(self) -> list[Chunk]:
         path = checked(self.folder / INDEX, self.summary)
-        try:
+        wrong = str(damaged(path, "not the index of the tokens in its manifest"))
+        with refused(wrong, UserError, ValueError, KeyError, TypeError, why=True):
             content = read_json(path)
-            data_spec, chunks = content["config"]["data_spec"], content["chunks"]
-            (data_format,) = content["config"]["data_format"]
+            (data_format,), data_spec = (content["config"][key] for key in ("data_format", "data_spec"))
             self.dtype = DTYPES[data_format]
-            counts = [chunk[key] for key in ("dim", "chunk_bytes", "chunk_size") for chunk in chunks]
-            if not all(isinstance(count, int) and 0 <= count < 2**53 for count in counts):
-                raise TypeError
-            n_tokens = sum(counts[: len(chunks)])
-            elsewhere = [chunk["filename"] for chunk in chunks if not NAME.fullmatch(chunk["filename"])]
-        except (ValueError, KeyError, TypeError) as error:
-            raise missing(path) from error
-        if data_spec != PLAIN_TOKENS:  # litdata imports what this names
-            raise UserError(
-                f"{path} describes other data than tokens: remove {self.folder.parent} and prepare the domain again"
-            )
-        if elsewhere:
-            raise UserError(f"{path} names {elsewhere[0]}, which lies elsewhere: prepare the domain again")
-        if n_tokens != self.summary.tokens:
-            raise UserError(
-                f"{path} lists {n_tokens:,} tokens, but the manifest {self.summary.tokens:,}: prepare the domain again"
-            )
+            chunks = [Chunk(*(chunk[field.name] for field in fields(Chunk))) for chunk in content["chunks"]]
+            if data_spec != PLAIN_TOKENS:  # litdata imports what this names
+                raise ValueError("it describes other data")
+            if (n_tokens := sum(chunk.dim for chunk in chunks)) != self.summary.tokens:
+                raise ValueError(f"it lists {n_tokens:,} tokens")
         return chunks
 
     def read(self, shard: int, start: int, n_tokens: int) -> np.ndarray:
@@ -338,10 +344,7 @@ class Shards:
             for path, header, n_tokens in zip(self.paths, self._headers, self.tokens, strict=True):
                 digest.update(np.fromfile(path, self.dtype, n_tokens, offset=header).data)
             if digest.hexdigest() != checksum:
-                raise UserError(
-                    f"{self.folder} is damaged: its tokens differ from their checksum in the manifest; restore its "
-                    f"files, or remove {self.folder.parent} and prepare the domain again"
-                )
+                raise damaged(self.folder / "chunk-*.bin")
             remember(self.paths, checksum)
         self._verified.update(range(len(self.paths)))
 
@@ -374,10 +377,8 @@ def checked(path: Path, summary: SplitSummary, *, again: bool = False) -> Path:
     if origin(path.parent) and path.name not in summary.files:
         raise UserError(f"the manifest of {path.parent.parent.name} has no checksum of {path.name}: prepare it again")
     checksum = summary.files.get(path.name)
-    try:
+    with contextlib.suppress(FileNotFoundError):  # below it is missing
         fetch(path, checksum)
-    except FileNotFoundError as error:
-        raise UserError(f"{error} is missing: prepare the domain again") from error
     if checksum:
         verify(path, checksum, again=again)
     elif not path.is_file():

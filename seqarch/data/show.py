@@ -7,9 +7,8 @@ from typing import Any
 
 from seqarch.data.corpus import find_root
 from seqarch.data.manifest import SPLITS, Split
-from seqarch.data.remote import origin
-from seqarch.data.shards import Domain, is_domain, list_domains, open_domain
-from seqarch.errors import UserError, absent, one_line
+from seqarch.data.shards import Domain, is_domain, known_domains, open_domain
+from seqarch.errors import UserError, one_line
 from seqarch.tables import aligned
 
 _SAMPLE_TOKENS = 128
@@ -46,11 +45,7 @@ def check(root: str | Path) -> str:
 def domains_of(root: str | Path) -> list[Domain]:
     """The domains under `root`, or the one that it is; at least one."""
     root = find_root(root)
-    domains = [Domain(root)] if is_domain(root) else [open_domain(root, name) for name in list_domains(root)]
-    if not domains:
-        advice = "prepare one with `seqarch data prepare FILE --out FOLDER --domain NAME`"
-        raise absent("prepared domain in" if root.is_dir() else "folder", origin(root) or root, advice)
-    return domains
+    return [Domain(root)] if is_domain(root) else [open_domain(root, name) for name in known_domains(root)]
 
 
 def _each_split(domains: list[Domain], look: Callable[[Domain, Split], Any]) -> tuple[list[Any], list[str]]:

@@ -168,9 +168,7 @@ def find_tokenizer(given: str, eos_token: str | None = None, bos_token: str | No
     """
     if given in known_tokenizers():
         if eos_token is not None or bos_token is not None:
-            raise UserError(
-                f"the tokenizer '{given}' has its own tokens around documents: leave out the flags for them"
-            )
+            raise UserError(f"'{given}' has its own tokens around documents: leave out the flags for them")
         return load_tokenizer(given)
     place = Path(given) if given and Path(given).exists() else _download(given)
     check_folder(place, written=False)
@@ -203,10 +201,8 @@ def _around(
     begins = bool(bos_token) if bos_token is not None else config.get("add_bos_token", bos_id is not None)
     bos_id, eos_id = chosen(bos_token, "bos_token", bos_id), chosen(eos_token, "eos_token", eos_id)
     if eos_id is None:
-        raise UserError(
-            f"the tokenizer {given} does not say which token ends a document: name it with --eos_token; its special "
-            f"tokens are {special}"
-        )
+        known = f"its special tokens are {special}"
+        raise UserError(f"{given} does not say which token ends a document: name it with --eos_token; {known}")
     return bos_id if begins else None, eos_id
 
 
@@ -215,10 +211,8 @@ def _file_in(folder: Path) -> tuple[Path, bytes]:
     if found := next((path for pattern in WHOLE for path in sorted(folder.glob(pattern))), None):
         return found, found.read_bytes()
     if not (folder / CONFIG).is_file() or not any((folder / name).is_file() for name in ("vocab.json", "vocab.txt")):
-        raise UserError(
-            f"{folder} holds no tokenizer: expected {', '.join(WHOLE)}, or {CONFIG} with vocab.json and merges.txt, or "
-            "vocab.txt"
-        )
+        expected = f"{', '.join(WHOLE)}, or {CONFIG} with vocab.json and merges.txt, or vocab.txt"
+        raise UserError(f"{folder} holds no tokenizer: expected {expected}")
     with refused(f"{folder} has no tokenizer.json, and to make one needs transformers: {EXTRA}", ImportError):
         from transformers import AutoTokenizer
     # transformers raises many kinds for files that do not fit

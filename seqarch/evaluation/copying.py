@@ -7,7 +7,6 @@ import torch
 
 from seqarch.arguments import Count, Interval
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError
 from seqarch.evaluation.losses import mean_by_range
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
@@ -36,8 +35,7 @@ class Copying(Task):
 
     def prepare(self, data: TextDataModule) -> None:
         length = data.sequence_length + 1
-        if length < 4:
-            raise UserError(f"Copying needs data.sequence_length of at least 3, not {data.sequence_length}")
+        Interval(3).check("data.sequence_length for Copying", data.sequence_length)
         self.half = min(self.reading, length // 2)
         text = data.evaluation_sets()[0].text
         generator = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from seqarch.arguments import Count
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.shards import MANIFEST, Domain, list_domains
 from seqarch.errors import UserError
-from seqarch.evaluation.losses import check_edges, mean_by_range
+from seqarch.evaluation.losses import Edges, mean_by_range
 from seqarch.evaluation.rows import RowFiles, find_file, read_rows
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Asked, Scores, Task
@@ -42,8 +42,7 @@ class LongDocuments(Task):
     version = 1
     decodes = True
 
-    def __init__(self, edges: list[int] | None = None, documents: Count = 100, folder: str | None = None) -> None:
-        check_edges("LongDocuments.edges", edges)
+    def __init__(self, edges: Edges | None = None, documents: Count = 100, folder: str | None = None) -> None:
         self.edges, self.documents, self.folder = edges or EDGES, documents, folder
         self.length = self.edges[-1]
         self.prepared = [Domain(Path(folder, name)) for name in list_domains(Path(folder))] if folder else []
@@ -78,10 +77,8 @@ class LongDocuments(Task):
         begin = scorer.prompt([0])[:-1]
         rows = [torch.from_numpy(np.append(begin, each).astype("int64")) for every in found.values() for each in every]
         if not rows:
-            raise UserError(
-                f"no document of {', '.join(found)} has {self.length:,} tokens: set smaller --lengths, or --rows with "
-                "domains of long documents (seqarch data prepare --min_tokens)"
-            )
+            instead = "set smaller --lengths, or --rows with longer documents (seqarch data prepare --min_tokens)"
+            raise UserError(f"no document of {', '.join(found)} has {self.length:,} tokens: {instead}")
         ranges = list(itertools.pairwise([0, *self.edges]))
         means = scorer.measure(rows, functools.partial(mean_by_range, ranges=ranges), pieces=True)
         samples = {

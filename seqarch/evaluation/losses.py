@@ -4,11 +4,13 @@ import functools
 import itertools
 import warnings
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from seqarch.arguments import Limit
 from seqarch.data.datamodule import EvaluationSet, HoldOut, TextDataModule
 from seqarch.data.packing import predicted
 from seqarch.errors import SeqarchWarning, UserError
@@ -70,6 +72,18 @@ class LossByDomain(Task):
         return Scores(metrics, samples)
 
 
+class Rising(Limit):
+    """Positions that rise from 1 on."""
+
+    def check(self, name: str, value: Any) -> None:
+        whole = isinstance(value, list) and all(isinstance(each, int) for each in value)
+        if value is not None and not (whole and value and [0, *value] == sorted({0, *value})):
+            raise UserError(f"{name} must be rising positions from 1 on, not {value}")
+
+
+Edges = Annotated[list[int], Rising()]
+
+
 class LossByPosition(Task):
     """The mean loss in ranges of positions, `loss_by_position/<domain>/<from>-<to>`, in nats per token.
 
@@ -82,8 +96,7 @@ class LossByPosition(Task):
 
     group = "loss"
 
-    def __init__(self, edges: list[int] | None = None) -> None:
-        check_edges("LossByPosition.edges", edges)
+    def __init__(self, edges: Edges | None = None) -> None:
         self.edges = edges
 
     def prepare(self, data: TextDataModule) -> None:
@@ -105,12 +118,6 @@ class LossByPosition(Task):
                 if count:  # a document reaches that range
                     metrics[tags.loss_by_position(each.domain, start, stop)] = total / count
         return Scores(metrics)
-
-
-def check_edges(option: str, edges: list[int] | None) -> None:
-    """Raise `UserError` unless the edges, if there are any, are rising positions."""
-    if edges is not None and (edges != sorted({*edges}) or not edges or edges[0] < 1):
-        raise UserError(f"{option} must be rising positions from 1 on, not {edges}")
 
 
 def mean_by_range(losses: Tensor, tokens: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:

@@ -6,9 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from seqarch.arguments import Count, Interval, Steps
+from seqarch.arguments import FILLED, Count, Interval, Steps
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
 from seqarch.runs import tags
@@ -37,9 +36,9 @@ class RepeatGain(Task):
 
     group = "recall"
 
-    def __init__(self, sequences: Count = 32, passage: Passage = 256, distances: list[Steps] | None = None) -> None:
-        if distances == []:
-            raise UserError("RepeatGain.distances is empty: give at least one")
+    def __init__(
+        self, sequences: Count = 32, passage: Passage = 256, distances: Annotated[list[Steps], FILLED] | None = None
+    ) -> None:
         self.sequences = sequences
         self.passage = passage
         self.distances = distances
@@ -52,17 +51,10 @@ class RepeatGain(Task):
         room = data.sequence_length - 2 * self.passage
         distances = self.distances or [256 << k for k in range(32) if 256 << k <= room]
         if not distances:
-            raise UserError(
-                f"RepeatGain needs data.sequence_length of at least {2 * self.passage + 256}, not "
-                f"{data.sequence_length}: set a smaller RepeatGain.passage, or RepeatGain.distances"
-            )
+            Interval(2 * self.passage + 256).check("data.sequence_length for RepeatGain.passage", data.sequence_length)
         text = data.evaluation_sets()[0].text
         longest = 2 * self.passage + max(distances)
-        if len(text) < longest:
-            raise UserError(
-                f"RepeatGain needs {longest:,} tokens of held-out text for a distance of {max(distances):,}, and there "
-                f"are {len(text):,}: raise data.eval_tokens, or set smaller RepeatGain.distances"
-            )
+        Interval(longest).check("tokens of held-out text (data.eval_tokens) for RepeatGain.distances", len(text))
         starts = [i * (len(text) - longest) // max(1, self.sequences - 1) for i in range(self.sequences)]
         self.rows = {distance: self._rows(text, starts, distance) for distance in distances}
 

@@ -156,9 +156,7 @@ class Scorer:
         """
         n, length = len(self.prompt(prompt)), self.length or math.inf
         if new >= length:
-            raise UserError(
-                f"the model was trained on {self.length} tokens: no prompt fits before the {new} tokens after it"
-            )
+            raise UserError(f"the model was trained on {self.length} tokens: no prompt fits before {new} tokens")
         return int(max(0, n + new - length))
 
     def encode(self, text: str) -> list[int]:

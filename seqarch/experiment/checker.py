@@ -9,6 +9,7 @@ import collections.abc
 import copy
 import enum
 import functools
+import inspect
 import re
 import sys
 import typing
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from seqarch.arguments import check_limits, has_limits, kinds_of
+from seqarch.arguments import Limited, check_limits, has_limits, kinds_of
 from seqarch.errors import UserError, near, one_line, one_of
 from seqarch.experiment.compose import SEVERAL, compose, is_flag
 from seqarch.experiment.recipes import bundled_recipes
@@ -269,11 +270,12 @@ class _Reader(NamedTuple):
             raise _wrong((dict,), own, f"{key}.init_args")
         renamed = getattr(target, "renamed", {})
         given = {renamed.get(name, name): part for name, part in own.entries().items()}
-        if wrong := next((name for name in given if name not in options), None):
-            part = given[wrong]
+        more = spec.get("dict_kwargs", Tree({}))
+        named_here = {**given, **more.entries()} if more.value and not _takes_any(target) else given
+        if wrong := next((name for name in named_here if name not in options), None):
+            part = named_here[wrong]
             raise UserError(f"{part.where}{key}: {target.__name__} has no option '{wrong}'{near(wrong, options)}")
         set_here = {name: self.of(options[name].hint, part, f"{key}.{name}") for name, part in given.items()}
-        more = spec.get("dict_kwargs", Tree({}))
         unset = {name: option for name, option in options.items() if name not in {*set_here, *more.entries()}}
         if missing := [name for name, option in unset.items() if option.required]:
             needs = f"{target.__name__} needs the option {', '.join(missing)}: give it in init_args"
@@ -292,6 +294,12 @@ class _Reader(NamedTuple):
 def _defaults(parser: ArgumentParser) -> Namespace:
     """The defaults of a parser that does not change any more."""
     return parser.get_defaults()
+
+
+def _takes_any(target: type) -> bool:
+    """Whether a class takes options that the parser does not know (`dict_kwargs`); one of ours names all of its own."""
+    parameters = inspect.signature(target).parameters.values()
+    return not issubclass(target, Limited) and any(each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 @functools.cache

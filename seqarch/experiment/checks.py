@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from seqarch.errors import UserError, say, several, unknown
+from seqarch.runs.keys import flatten
 from seqarch.training import LanguageModel
 from seqarch.training.checkpoint import weights_of_another_model
 from seqarch.training.fsdp import FSDP2
@@ -66,6 +67,12 @@ ON_A_CPU = {
 }
 
 
+def check_machine(config: Mapping[str, Any]) -> None:
+    """Raise `UserError` for devices that are not here, or a strategy that is not known or cannot work."""
+    check_accelerator(config)
+    check_strategy(config["trainer"]["strategy"])
+
+
 def check_strategy(strategy: Any) -> None:
     """Raise `UserError` for a strategy that Lightning does not know by name; the parser checks classes."""
     known = StrategyRegistry.available_strategies()
@@ -86,10 +93,8 @@ def check_callbacks(named: Sequence[Any]) -> None:
     """Raise `UserError` for a callback of Lightning that brings its own schedule, accumulation or checkpoints."""
     for callback in named:
         if type(callback).__module__.startswith("lightning.") and not isinstance(callback, WORKING):
-            raise UserError(
-                f"trainer.callbacks holds {type(callback).__name__}: leave it out, it does not work with the schedule, "
-                "the accumulation and the checkpoints of seqarch"
-            )
+            own = "seqarch has its own schedule, accumulation and checkpoints"
+            raise UserError(f"trainer.callbacks holds {type(callback).__name__}: leave it out, {own}")
 
 
 def check_destinations(trainer: Namespace, args: Sequence[str], of_python: Any = None) -> None:
@@ -110,9 +115,8 @@ def check_destinations(trainer: Namespace, args: Sequence[str], of_python: Any =
     for key, value in texts:
         name = key.rpartition(".")[2]
         if value and value not in os.environ.values() and not any(name in word and value in word for word in words):
-            raise UserError(
-                f"{key} is '{value}' in a file: no file may say where something is sent, write it on the command line"
-            )
+            instead = "no file may say where something is sent, write it on the command line"
+            raise UserError(f"{key} is '{value}' in a file: {instead}")
 
 
 def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -127,21 +131,18 @@ def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _texts(f"{key}[{index}]", each)
 
 
-def check_accelerator(config: Any) -> None:
+def check_accelerator(config: Mapping[str, Any]) -> None:
     """Raise `UserError` for GPUs that PyTorch does not see here, for too many processes or for none."""
-    trainer, gpus, cores = config.trainer, torch.cuda.device_count(), os.cpu_count() or 1
-    if trainer.accelerator not in ("gpu", "cuda"):
-        if str(trainer.devices).isdigit() and not (most := max(gpus, PROCESSES * cores)) >= int(trainer.devices) >= 1:
-            raise UserError(f"trainer.devices is {trainer.devices}, but there are {cores} cores: set 1 to {most}")
-        return
-    if not gpus:
-        flags = [f"--{key}={value}" for key, value in ON_A_CPU.items() if str(config.get(key)).lower() != str(value)]
-        raise UserError(
-            f"trainer.accelerator is {trainer.accelerator}, but PyTorch sees no GPU here; "
-            f"to run on a CPU add: {' '.join(flags)}"
-        )
-    if str(trainer.devices).isdigit() and not 1 <= int(trainer.devices) <= gpus:
-        raise UserError(f"trainer.devices is {trainer.devices}, but PyTorch sees {gpus} here: --trainer.devices={gpus}")
+    accelerator, devices = (config["trainer"][name] for name in ("accelerator", "devices"))
+    on_gpu, gpus, cores = accelerator in ("gpu", "cuda"), torch.cuda.device_count(), os.cpu_count() or 1
+    if on_gpu and not gpus:
+        differing = {key: value for key, value in ON_A_CPU.items() if str(flatten(config)[key]).lower() != str(value)}
+        flags = " ".join(f"--{key}={value}" for key, value in differing.items())
+        seen = f"trainer.accelerator is {accelerator}, but PyTorch sees no GPU here"
+        raise UserError(f"{seen}; to run on a CPU add: {flags}")
+    most = gpus if on_gpu else max(gpus, PROCESSES * cores)
+    if str(devices).isdigit() and not 1 <= int(devices) <= most:
+        raise UserError(f"trainer.devices is {devices}, but there are {gpus} GPUs and {cores} cores: set 1 to {most}")
 
 
 def check_memory(model: LanguageModel, on_cpu: bool) -> None:
@@ -156,17 +157,36 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
     per_parameter = BYTES_PER_PARAMETER // (1 if model.optimizer_factory is None else 2)
     needed, there = per_parameter * n_parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if on_cpu and needed > there:
-        raise UserError(
-            f"the model has {n_parameters:,} parameters, whose training takes {needed / 2**30:,.0f} GiB of memory at "
-            f"least, but this machine has {there / 2**30:,.0f} GiB: make it smaller"
-        )
+        least = f"{n_parameters:,} parameters, whose training takes {needed / 2**30:,.0f} GiB of memory at least"
+        raise UserError(f"the model has {least}, but this machine has {there / 2**30:,.0f} GiB: make it smaller")
 
 
 @contextlib.contextmanager
 def running(trainer: Trainer, checkpoint: str | Path | None) -> Iterator[None]:
-    """Around a call of the trainer: say what it waits for, and turn errors of the user's making into `UserError`."""
-    with user_errors_of_lightning(checkpoint=checkpoint), says_whom_it_waits_for(trainer):
-        yield
+    """Around a call of the trainer: turn errors of the user's making into `UserError`.
+
+    After `PATIENCE` seconds it says that processes of other nodes are missing.
+    """
+    timer = threading.Timer(PATIENCE, _say_who_is_missing, [trainer])
+    timer.daemon = True
+    if trainer.num_nodes > 1:
+        timer.start()
+    try:
+        with user_errors_of_lightning(checkpoint=checkpoint):
+            yield
+    finally:
+        timer.cancel()
+
+
+def _say_who_is_missing(trainer: Trainer) -> None:
+    if not torch.distributed.is_initialized():
+        here: Any = trainer.strategy.cluster_environment  # pyright: ignore[reportAttributeAccessIssue]
+        say(
+            f"seqarch: node {here.node_rank()} of {trainer.num_nodes} (trainer.num_nodes) waits at "
+            f"{here.main_address}:{here.main_port} for the others. Start the same command on each of them, with "
+            "MASTER_ADDR, MASTER_PORT and NODE_RANK in its environment",
+            file=sys.stderr,
+        )
 
 
 @contextlib.contextmanager
@@ -188,30 +208,6 @@ def ends_at_sigterm(trainer: Trainer) -> Iterator[None]:
         sys.exit(128 + signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def says_whom_it_waits_for(trainer: Trainer) -> Iterator[None]:
-    """Say after `PATIENCE` seconds which processes of other nodes are missing."""
-
-    def tell() -> None:
-        if not torch.distributed.is_initialized():
-            here: Any = trainer.strategy.cluster_environment  # pyright: ignore[reportAttributeAccessIssue]
-            say(
-                f"seqarch: node {here.node_rank()} of {trainer.num_nodes} (trainer.num_nodes) waits at "
-                f"{here.main_address}:{here.main_port} for the others. Start the same command on each of them, with "
-                "MASTER_ADDR, MASTER_PORT and NODE_RANK in its environment",
-                file=sys.stderr,
-            )
-
-    timer = threading.Timer(PATIENCE, tell)
-    timer.daemon = True
-    if trainer.num_nodes > 1:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -18,10 +18,9 @@ from seqarch.evaluation import Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import values
 from seqarch.experiment.checks import (
-    check_accelerator,
     check_destinations,
+    check_machine,
     check_memory,
-    check_strategy,
     ends_at_sigterm,
     running,
     user_errors_of_lightning,
@@ -143,17 +142,12 @@ class Experiment:
 
     def check(self) -> None:
         """Raise `UserError` for what is known to be wrong before anything is built."""
-        self.check_machine()
+        check_machine(self.config)
         max_steps = self.options.trainer.max_steps
         self.model.check_schedule(max_steps)
         branch_steps(self.options.branches.at or [], self.model, max_steps)
         devices = str(self.options.trainer.devices)
         self.data.accumulation(int(devices) if devices.isdigit() else 1)
-
-    def check_machine(self) -> None:
-        """Raise `UserError` if the recipe asks for devices or a strategy that are not here."""
-        check_accelerator(self.options)
-        check_strategy(self.options.trainer.strategy)
 
     def try_out(self) -> None:
         """Take two steps of one micro-batch as the recipe trains, on one device and whole there; keep nothing.
@@ -199,7 +193,6 @@ class Experiment:
 
     def _fit(self, figures: bool, lm: SequenceLM | None) -> tuple[Path, SequenceLM | None]:
         """Train with a model of the same options, which may be compiled already; return the model for another run."""
-        self.check_machine()
         if self.options.data.seed is None:
             self.options.data.seed = self.options.seed_everything
         config = self.config
@@ -263,7 +256,6 @@ class Experiment:
         Raises:
             UserError: there is no checkpoint, or it does not fit the recipe.
         """
-        self.check_machine()
         self._seed()
         if checkpoint is None:
             checkpoint = (self.run_folder and newest_checkpoint(self.run_folder)) or self.options.ckpt_path

@@ -15,15 +15,15 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 
-from seqarch.data.remote import is_remote
+from seqarch.arguments import COUNT
 from seqarch.errors import SeqarchWarning, UserError, join_processes, of_storage, one_line, say, several
-from seqarch.experiment.checks import check_callbacks, has_own_checkpoints, user_errors_of_lightning
+from seqarch.experiment.checks import check_callbacks, check_machine, has_own_checkpoints, user_errors_of_lightning
 from seqarch.experiment.parser import FROM
 from seqarch.plugins import split_flags
 from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
-from seqarch.runs.files import check_folder, refuse_home
+from seqarch.runs.files import check_folder, refuse_place
 from seqarch.runs.layout import CONFIG, CURVES, PROFILE, event_folder, named_checkpoint, newest_checkpoint, run_of
 from seqarch.runs.record import is_finished
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
@@ -95,19 +95,12 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     """
     if not config["run_dir"]:
         raise UserError("fit needs --run_dir, the folder that the run is written to (for instance runs/first)")
-    max_steps = config["trainer"]["max_steps"]
-    if max_steps < 1:
-        given = "not set" if max_steps == -1 else max_steps
-        raise UserError(f"trainer.max_steps is {given}: give the number of steps, at least 1")
+    COUNT.check("trainer.max_steps", config["trainer"]["max_steps"])
     if threading.current_thread() is not threading.main_thread():
-        raise UserError(
-            "fit needs the main thread, since only this one gets signals: call it there, or in a new process"
-        )
+        raise UserError("fit needs the main thread, which gets all signals: call it there, or in a new process")
     if (start := _beginning(config)) is not None:
         check_checkpoint(start, files=False)
-    if is_remote(config["run_dir"]):
-        raise UserError(f"--run_dir {config['run_dir']} is a URL: name a local folder")
-    refuse_home("--run_dir", config["run_dir"])
+    refuse_place("--run_dir", config["run_dir"])
     run_dir = Path(config["run_dir"])
     if run_dir.exists() and not run_dir.is_dir():
         raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
@@ -154,10 +147,10 @@ def checkpoint_to_begin_from(
 def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path | None) -> Trainer:
     """Return the trainer of a recipe, whose other sections are instantiated; without `run_dir` it only evaluates."""
     options = dict(objects.trainer)
+    check_machine(config)
     if options["accumulate_grad_batches"] != 1:
-        raise UserError(
-            "trainer.accumulate_grad_batches follows from data.sequences_per_step and data.micro_batch_size: set these"
-        )
+        these = "data.sequences_per_step and data.micro_batch_size"
+        raise UserError(f"trainer.accumulate_grad_batches follows from {these}: set these")
     join_processes()
     callbacks: list[Any] = [*_as_list(options["callbacks"]), NonFiniteGuard()]
     check_callbacks(callbacks)
@@ -182,10 +175,8 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         trainer.strategy.checkpoint_io = Checkpoints(training=run_dir is not None)
     rank = max(trainer.local_rank, rank_zero_only.rank or 0)  # which comes from the environment
     if trainer.local_rank >= trainer.num_devices or rank >= trainer.world_size:
-        raise UserError(
-            f"RANK, LOCAL_RANK or SLURM_LOCALID is {rank}, but trainer.devices is {trainer.num_devices}: start "
-            "as many processes on each node as trainer.devices"
-        )
+        devices = f"trainer.devices is {trainer.num_devices}: start as many processes on each node"
+        raise UserError(f"RANK, LOCAL_RANK or SLURM_LOCALID is {rank}, but {devices}")
     return trainer
 
 

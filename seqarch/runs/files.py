@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -102,8 +103,10 @@ def locked(lock: Path, refusal: str) -> Iterator[None]:
         yield
 
 
-def refuse_home(option: str, place: str) -> None:
-    """Refuse a `~` that the shell has not replaced, as in `--out=~/runs`: it would be a folder of this name."""
+def refuse_place(option: str, place: str) -> None:
+    """Refuse to write to a URL, or to a `~` that the shell has not replaced: a folder would have that name."""
+    if re.match(r"\w+:/", place):  # `Path` makes one slash of two
+        raise UserError(f"{option} {place} is a URL: name a local folder")
     if place.partition("/")[0] == "~":
         raise UserError(f"{option} {place} would make a folder named ~ here: write {os.path.expanduser(place)}")
 

@@ -4,6 +4,7 @@ import functools
 import pickle
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from seqarch.data.manifest import Checked
 from seqarch.data.tokenizer_files import tokenizer_from
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, one_line, refused
@@ -30,23 +32,46 @@ from seqarch.training.weights import SUFFIX, read_weights, with_head
 
 FOLLOWED = ("lr", "initial_lr", "betas", "weight_decay")
 """Options of an optimizer that are those of the run, whatever its checkpoint says."""
-ENTRIES: Mapping[str, type] = {"seqarch": dict, "hyper_parameters": dict, "state_dict": dict, "global_step": int}
-"""What every reader of a checkpoint finds in it."""
-TRAINING = ("optimizer_states", "lr_schedulers", "loops")
-"""What a checkpoint also needs so that a run goes on from it."""
+
+
+@dataclass(frozen=True)
+class Entries(Checked):
+    """What every reader of a checkpoint finds in it."""
+
+    seqarch: dict
+    hyper_parameters: dict
+    state_dict: dict
+    global_step: int
+    callbacks: dict | None
+    TextDataModule: dict | None
+
+
+@dataclass(frozen=True)
+class Training(Checked):
+    """What a checkpoint also needs so that a run goes on from it."""
+
+    optimizer_states: list
+    lr_schedulers: list
+    loops: dict
+
+
+TRAINING = tuple(each.name for each in fields(Training))
 
 
 def read_tensors(path: str | Path, device: Any = "cpu", *, mmap: bool = False) -> Any:
     """Load what `torch.save` wrote to a file, running no code that it may contain (`weights_only`)."""
     check_checkpoint(path)
-    try:
+    # any error of PyTorch on another person's file
+    with refused(f"{path} is not a checkpoint of seqarch", Exception, why=_what_it_asks_for):
         return torch.load(path, map_location=device, weights_only=True, mmap=mmap)
-    except pickle.UnpicklingError as error:  # PyTorch advises to load such a file without the check
-        asked = re.search(r"GLOBAL (\S+)", str(error))
-        why = f"it asks for {asked[1]}, which may run code" if asked else "it holds more than tensors and plain values"
-        raise UserError(f"{path} is not a checkpoint of seqarch: {why}") from error
-    except Exception as error:  # any error of PyTorch on another person's file
-        raise UserError(f"{path} is not a checkpoint of seqarch: {one_line(error)[:200]}") from error
+
+
+def _what_it_asks_for(error: Exception) -> object:
+    """The reason of a refusal, in place of PyTorch's advice to load such a file without the check."""
+    if not isinstance(error, pickle.UnpicklingError):
+        return error
+    asked = re.search(r"GLOBAL (\S+)", str(error))
+    return f"it asks for {asked[1]}, which may run code" if asked else "it holds more than tensors and plain values"
 
 
 def read_checkpoint(path: str | Path, *, weights: bool = True) -> dict[str, Any]:
@@ -140,18 +165,12 @@ def check_weights(weights: Any, path: str | Path) -> None:
 
 def check_entries(content: Any, path: str | Path) -> None:
     """Raise `UserError` unless there is in a checkpoint what every reader of it finds in it."""
-    for name, kind in ENTRIES.items():
-        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
-            raise UserError(f"{path} is not a checkpoint of seqarch: it lacks the entry '{name}'")
-    if not 0 <= content["global_step"] < 10**18:
-        raise UserError(f"{path} is not a checkpoint of seqarch: its 'global_step' is not the number of a step")
-    if not isinstance(content["seqarch"].get("tokenizer"), str):
-        raise UserError(f"{path} does not say with which tokenizer it was trained")
-    files = content["seqarch"].get("tokenizer_files", {})
-    if not isinstance(files, dict) or not all(_is_dense(each) and each.dtype == torch.uint8 for each in files.values()):
-        raise UserError(f"{path} is not a checkpoint of seqarch: its 'tokenizer_files' hold more than bytes")
-    with refused(f"{path} is not a checkpoint of seqarch", TypeError, why=True):
+    with refused(f"{path} is not a checkpoint of seqarch", TypeError, AttributeError, KeyError, why=True):
+        Entries(*(content.get(each.name) for each in fields(Entries)))
         Provenance.of_checkpoint(content)
+        files = content["seqarch"].get("tokenizer_files", {})
+        if not all(_is_dense(each) and each.dtype == torch.uint8 for each in files.values()):
+            raise TypeError("its 'tokenizer_files' hold more than bytes")
     check_plain(f"{path}: 'hyper_parameters'", content["hyper_parameters"])
 
 
@@ -178,6 +197,8 @@ def check_resumable(content: Mapping[str, Any], path: str | Path) -> None:
     if not all(content.get(entry) for entry in TRAINING):
         instead = "name one that seqarch fit wrote, or begin a new run with its weights: --from"
         raise UserError(f"{path} holds only weights, so no run can resume from it: {instead}")
+    with refused(f"{path} is not a checkpoint of seqarch", TypeError, why=True):
+        Training(*(content[name] for name in TRAINING))
     groups = [state.get("param_groups") for state in content["optimizer_states"] if isinstance(state, dict)]
     numbers = {
         "loops": content["loops"],

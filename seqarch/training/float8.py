@@ -24,14 +24,9 @@ def check_float8(trainer: Any) -> None:
     if trainer.precision != "bf16-mixed":
         raise UserError(f"model.float8 needs trainer.precision bf16-mixed, not {trainer.precision}")
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
-        raise UserError(
-            "model.float8 needs a GPU that multiplies in FP8 (compute capability 8.9, as an H100 has): leave it out"
-        )
+        raise UserError("model.float8 needs a GPU that multiplies in FP8, of capability 8.9 or more: leave it out")
     if (tokens := data.batch_size(data_processes(trainer)) * data.sequence_length // context) % MULTIPLE:
-        raise UserError(
-            f"model.float8 needs a multiple of {MULTIPLE} tokens at once, not {tokens}: change data.micro_batch_size "
-            "or data.sequence_length"
-        )
+        raise UserError(f"model.float8 needs a multiple of {MULTIPLE} tokens at once, not {tokens}: change the batch")
 
 
 def use_float8(blocks: nn.Module, scaling: Scaling) -> None:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from seqarch.arguments import COUNT
+from seqarch.arguments import Count, Limited
 from seqarch.errors import UserError
 from seqarch.mixers.pieces import GROUPS, Piece
 from seqarch.model import SequenceLM
@@ -21,7 +21,7 @@ CONTEXT = "context"
 """Name of the group of processes that share this process's sequences."""
 
 
-class FSDP2(ShardedCheckpoints):
+class FSDP2(Limited, ShardedCheckpoints):
     """Lightning's `ModelParallelStrategy` with every device in one data-parallel group; `trainer.strategy: fsdp2`.
 
     A checkpoint is one file, the same as without sharding, or with `checkpoint.sharded` a folder. From both, any number
@@ -38,22 +38,17 @@ class FSDP2(ShardedCheckpoints):
         UserError: the processes cannot be split into so many groups.
     """
 
-    def __init__(self, replicas: int | None = 1, context: int = 1) -> None:
+    option_prefix = "FSDP2."
+
+    def __init__(self, replicas: Count | None = 1, context: Count = 1) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
-        if replicas is not None:
-            COUNT.check("replicas of fsdp2", replicas)
-        COUNT.check("context of fsdp2", context)
         self.replicas, self.context = replicas, context
 
     def setup_environment(self) -> None:
         replicas, count = self.replicas or self.num_nodes, self.num_nodes * self.num_processes
-        if count % replicas:
-            raise UserError(f"{count} processes cannot be split into {replicas} replicas of fsdp2: change one of them")
-        if count % self.context:
-            raise UserError(
-                f"{count} processes cannot share sequences in groups of {self.context} (context of fsdp2): "
-                "change one of them"
-            )
+        for name, groups in {"replicas": replicas, "context": self.context}.items():
+            if count % groups:
+                raise UserError(f"{count} processes cannot be shared by FSDP2.{name} {groups}: change one of them")
         self._data_parallel_size = count
         super().setup_environment()
         module: Any = self.lightning_module

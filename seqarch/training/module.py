@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from seqarch.arguments import Count, Interval, Limited, Positive, Steps
+from seqarch.arguments import COUNT, Count, Interval, Limited, Positive, Steps
 from seqarch.data.packing import NO_TARGET
 from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
@@ -20,7 +20,7 @@ from seqarch.kernels.tensors import bound_documents
 from seqarch.mixers.pieces import Piece
 from seqarch.model import SequenceLM
 from seqarch.model.transfer import Factors, scale_initial, transfer_factors
-from seqarch.training.checks import check_packed_mixers, check_pieces, check_trainer
+from seqarch.training.checks import check_capability, check_pieces, check_trainer
 from seqarch.training.float8 import Scaling, check_float8, use_float8
 from seqarch.training.fsdp import data_processes, shard
 from seqarch.training.optimizers import (
@@ -159,7 +159,7 @@ class LanguageModel(Limited, L.LightningModule):
         if not built_before:
             self._give_weights()
         if self.document_mask:
-            check_packed_mixers(self.lm)
+            check_capability(self.lm, "packed", "data.document_mask")
             self.lm.document_mask = True
         if self.piece is not None:
             data: Any = getattr(self.trainer, "datamodule", None)
@@ -228,12 +228,8 @@ class LanguageModel(Limited, L.LightningModule):
 
     def check_schedule(self, max_steps: int) -> None:
         """Raise `UserError` if the learning rate cannot rise and fall to zero within these steps."""
-        if max_steps < 1:
-            raise UserError(f"set trainer.max_steps to 1 or more, not {max_steps}: the learning rate ends at 0 there")
-        if not 0 <= self.warmup_steps < max_steps:
-            raise UserError(
-                f"model.warmup_steps is {self.warmup_steps}; it must lie in 0..{max_steps - 1}, below trainer.max_steps"
-            )
+        COUNT.check("trainer.max_steps", max_steps)
+        Interval(0, max_steps - 1, "[]").check("model.warmup_steps (below trainer.max_steps)", self.warmup_steps)
         if self.schedule == "constant_then_decay" and self.decay_share is None:
             raise UserError("model.schedule constant_then_decay needs model.decay_share, such as 0.2")
         if callable(self.schedule) and self.decay_share is not None:

@@ -47,7 +47,7 @@ class Provenance(Checked):
     def of_checkpoint(cls, content: Mapping[str, Any]) -> "Provenance":
         """The provenance in a checkpoint; a `TypeError` says what in it is of a wrong type."""
         names = [each.name for each in dataclasses.fields(cls) if each.name in content["seqarch"]]
-        return cls(**{name: content["seqarch"][name] for name in names})
+        return cls(**{"tokenizer": None, **{name: content["seqarch"][name] for name in names}})
 
     def check(self, data: TextDataModule, measured: Path) -> None:
         """Raise `UserError` if `data` have other text under the name of a domain than `measured` was measured on."""
@@ -55,10 +55,8 @@ class Provenance(Checked):
             raise UserError(f"{data.root} has the tokenizer {now}, but {measured} has {self.tokenizer}")
         for domain, checksum in data.hold_out_checksums().items():
             if self.hold_outs.get(domain, checksum) != checksum:
-                raise UserError(
-                    f"{data.root} holds another hold-out of '{domain}' than {measured} was measured on: restore it, "
-                    "or give the other text a domain name of its own"
-                )
+                other = f"another hold-out of '{domain}' than {measured} was measured on"
+                raise UserError(f"{data.root} holds {other}: restore it, or give the other text a name of its own")
 
     def find(self, data: TextDataModule, checkpoint: Path, *, named: bool) -> None:
         """Let `data` read the text that the checkpoint was measured on.

@@ -262,11 +262,8 @@ def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[An
         if (path / CURVES).exists():
             raise UserError(f"{path} has curves but no {CONFIG}: choose another --run_dir")
         if foreign := _foreign(path):
-            more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
-            raise UserError(
-                f"{path} is not a run folder, it holds {', '.join(foreign[:3])}{more}: name a new or an empty folder "
-                "with --run_dir"
-            )
+            held = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
+            raise UserError(f"{path} is not a run folder, it holds {held}: name a new or an empty folder")
         return
     if (other := difference(read_config(path), config, "resume", complete)) and not _failed_at_once(path):
         instead = "choose another --run_dir, or delete that folder"

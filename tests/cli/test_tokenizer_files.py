@@ -88,7 +88,7 @@ def test_what_does_not_fit_together(prepared, refuse):
     assert said.startswith("model.vocab_size is 257, but the data's tokenizer 'tokenizer_json-")
     assert said.endswith("' has 131075 entries: set model.vocab_size to at least 131075")
     said = refuse(*train, "--data.ood", "[bytes]")
-    assert "domains must share a tokenizer, but 'web' was prepared with 'tokenizer_json-" in said
+    assert "domains must share a tokenizer, but 'web' has tokenizer_json-" in said
 
 
 def test_shown_texts_are_decoded(prepared, capsys):

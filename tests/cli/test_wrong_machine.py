@@ -47,7 +47,7 @@ def test_gpu_recipe_without_a_gpu_says_how_to_run_on_a_cpu(refuse, monkeypatch):
 def test_more_gpus_than_there_are(refuse, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     said = refuse("fit", "--config", LARGE)
-    assert said == "trainer.devices is 8, but PyTorch sees 2 here: --trainer.devices=2"
+    assert said == f"trainer.devices is 8, but there are 2 GPUs and {os.cpu_count()} cores: set 1 to 2"
 
 
 @pytest.mark.parametrize("devices", [0, 1000])
@@ -55,7 +55,7 @@ def test_no_devices_and_too_many(refuse, monkeypatch, devices):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     said = refuse("fit", *flags(**{**TINY, **MODEL, "run_dir": "run", "trainer.devices": devices}))
-    assert said == f"trainer.devices is {devices}, but there are 2 cores: set 1 to 16"
+    assert said == f"trainer.devices is {devices}, but there are 0 GPUs and 2 cores: set 1 to 16"
 
 
 def test_each_note_of_an_error_has_a_line_of_its_own(monkeypatch, capsys):

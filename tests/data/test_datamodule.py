@@ -274,8 +274,8 @@ def test_accumulation_must_divide(sequences: int, micro: int | None, world: int)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train": {}}, "data.train names no domain"),
-        ({"root": ""}, "data.root is empty: name a folder of shards, or embedded for the built-in corpus"),
+        ({"train": {}}, "data.train is empty"),
+        ({"root": ""}, "data.root is empty: give it a value"),
         ({"train": {"web": 0.0}}, "data.train.web must be positive, not 0.0"),
         ({"train": {"web": 1e308, "far": 1e308}}, "web must be positive, and at most 1e\\+300, not 1e\\+308"),
         ({"train": {"web": -1.0}}, "must be positive"),
@@ -302,11 +302,11 @@ def test_wrong_options(shards: Path, options: dict[str, Any], message: str) -> N
     [
         ({"train": {"wbe": 1.0}}, "unknown domain in .*: did you mean web"),
         ({"ood": ["cod"]}, "did you mean code"),
-        ({"train": {"mix": 1.0}}, "'mix' was prepared with 'mixtral' and 'far' with 'byte'"),
+        ({"train": {"mix": 1.0}}, "'mix' has mixtral and 'far' has byte"),
         ({"sequence_length": 10**5}, "the train split of 'web' has [0-9,]+ tokens, less than one sequence of 100,001"),
         (
             {"train": {"web": 1.0}, "sequences_per_step": 10**15},
-            "data.sequences_per_step is 1[,0]+, but .* have ([0-9,]+) sequences of 33 tokens: make it at most \\1, or",
+            "data.sequences_per_step is 1[,0]+, but .* have ([0-9,]+) sequences of 33 tokens: make it at most \\1",
         ),
         ({"ood": ["whole"]}, "the holdout split of 'whole' has 0 tokens, less than one sequence"),
     ],

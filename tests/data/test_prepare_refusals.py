@@ -185,5 +185,5 @@ def test_numbers_and_brackets_that_python_cannot_read(jsonl: Write, tmp_path: Pa
 
 
 def test_a_long_domain_name(jsonl: Write, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"'aaaaaaaaaaaaaaaaaaaa\.\.\.' has 300 characters: use at most 100"):
+    with pytest.raises(UserError, match=r"^'a{100}' is not a domain name: use at most 100 letters"):
         prepare([jsonl(["a"])], tmp_path / "out", "a" * 300, "byte")

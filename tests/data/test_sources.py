@@ -364,7 +364,7 @@ def test_an_interrupted_addition_is_finished(
         ({"files": ["-"], "part": "1/1"}, "--part has no effect on standard input: leave it out"),
         *[({each: "x"}, f"--{each} has no effect on other files than a data set of") for each in ("subset", "split")],
         ({"tokenizer": ""}, "there is no tokenizer '': name a file, a folder or a repository"),
-        ({"out": "s3://bucket/shards", "part": "1/1"}, "--part writes into a folder that all machines see, not to s3"),
+        ({"out": "s3://bucket/shards", "part": "1/1"}, "--part needs an --out that all machines see as a folder"),
     ],
 )
 def test_wrong_inputs_leave_nothing(tmp_path: Path, options: dict[str, Any], said: str) -> None:

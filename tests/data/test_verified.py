@@ -149,7 +149,7 @@ def test_an_old_domain_whose_index_is_damaged(copy: Path) -> None:
     forget(copy)
     index = copy / "web" / "train" / "index.json"
     index.write_text(index.read_text()[:50])
-    with pytest.raises(UserError, match=r"index\.json is missing or cut short"):
+    with pytest.raises(UserError, match=r"index\.json is not the index of the tokens"):
         read(copy)
 
 
@@ -157,7 +157,7 @@ def test_an_index_with_other_shards_than_the_manifest(copy: Path) -> None:
     forget(copy)
     index = copy / "web" / "train" / "index.json"
     index.write_text(index.read_text().replace('"dim": 1', '"dim": 2'))
-    with pytest.raises(UserError, match=r"index\.json lists .* tokens, but the manifest"):
+    with pytest.raises(UserError, match=r"index\.json is not the index .*: it lists .* tokens"):
         read(copy)
 
 
@@ -193,7 +193,7 @@ def test_a_token_that_the_tokenizer_has_not(copy: Path) -> None:
     summary = domain.manifest.splits["train"]
     files = {INDEX: summary.files[INDEX], chunk.name: verified.sha256_of(chunk)}
     domain.manifest.splits["train"] = dataclasses.replace(summary, files=files)
-    with pytest.raises(UserError, match=r"chunk-0-0\.bin holds the token 300, but .* has 257 entries"):
+    with pytest.raises(UserError, match=r"chunk-0-0\.bin is not of the tokenizer .* lacks the token 300"):
         domain.sequences("train", LENGTH)[0]
 
 

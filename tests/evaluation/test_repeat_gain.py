@@ -83,8 +83,8 @@ def test_default_distances_stay_within_a_training_sequence(shards):
         ({"passage": 1}, "RepeatGain.passage must be at least 2"),
         ({"distances": [-1]}, "RepeatGain.distances must be at least 0"),
         ({"distances": []}, "RepeatGain.distances is empty"),
-        ({"distances": None}, "data.sequence_length of at least 288, not 96"),
-        ({"tokens": 50}, "needs 92 tokens of held-out text"),
+        ({"distances": None}, "data.sequence_length for RepeatGain.passage must be at least 288, not 96"),
+        ({"tokens": 50}, "for RepeatGain.distances must be at least 92, not "),
     ],
 )
 def test_wrong_options(options, message):

@@ -100,7 +100,7 @@ def test_loss_by_position(scorer, data):
     assert [tag.rpartition("/")[2] for tag in own] == ["0-10", "10-150"] * 2
 
 
-@pytest.mark.parametrize("edges", [[], [0, 8], [8, 8], [9, 8]])
+@pytest.mark.parametrize("edges", [[], [0, 8], [8, 8], [9, 8], ["a"], 5])
 def test_wrong_edges_are_refused(edges):
     with pytest.raises(UserError, match=r"LossByPosition\.edges must be rising positions from 1 on"):
         LossByPosition(edges)

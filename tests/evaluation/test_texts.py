@@ -50,7 +50,7 @@ def test_prompts_are_cut_as_lm_eval_cuts_them(lm, length):
 
 def test_prompts_that_leave_no_room_are_refused(lm):
     scorer = Scorer(lm, ByteTokenizer(), length=3)
-    said = "^the model was trained on 3 tokens: no prompt fits before the 3 tokens after it$"
+    said = "^the model was trained on 3 tokens: no prompt fits before 3 tokens$"
     with pytest.raises(UserError, match=said):
         scorer.generate([b"a"], 3, cut=True)
     with pytest.raises(UserError, match=said):

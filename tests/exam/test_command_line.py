@@ -42,7 +42,7 @@ from seqarch.experiment.tree import read_text
         (["--mixer", "Top1Chunk", "--data", "nowhere"], "there is no folder 'nowhere': --data names one"),
         (["--mixer", "Top1Chunk", "--data", "."], "there are neither shards nor text files (such as docs.jsonl.zst)"),
         (["--mixer", "Top1Chunk", "--model.d_modl", "3"], "model has no option 'd_modl': did you mean d_model?"),
-        (["--mixer", "Top1Chunk", "--trainer.max_steps", "24"], "model.warmup_steps is 48; it must lie in 0..23"),
+        (["--mixer", "Top1Chunk", "--trainer.max_steps", "24"], "(below trainer.max_steps) must lie in 0..23, not 48"),
         (["--mixer", "Top1Chunk", "--data.micro_batch_size", "3"], "(8) must be a multiple of data.micro_batch_size x"),
         (["--mixer", "Top1Chunk", "--model.mixers", "{}"], "--model.mixers: the exam compares this"),
         (["--mixer", "Top1Chunk", "--model.loops", "2"], "--model.loops: the exam compares this"),
@@ -81,7 +81,7 @@ def test_a_value_is_read_as_in_a_recipe(text, value):
         ("[" * 100_000, "nests too deeply to be a configuration"),
         ("- " * 100_000, "nests too deeply to be a configuration"),
         ("&a [*a]", "stands for more than 20,000 entries: aliases in it repeat each other"),
-        ("1" * 5000, "a number has 5,000 digits, more than 1,000"),
+        ("1" * 5000, "a number has 5,000 digits, more than 300"),
     ],
 )
 def test_a_value_that_no_recipe_may_hold_is_refused_in_a_short_line(text, said):

@@ -126,7 +126,7 @@ def test_a_trial_takes_the_steps_that_are_trained_and_refuses_what_memory_cannot
         Experiment.from_recipe({}, {**given, "model.float8": "rowwise"}).try_out()
     assert set(seen) == {(torch.bfloat16, 2, 48, 32)}
     assert done == ["FP8 checked", "rowwise", "compiled", "step", "step"]
-    with pytest.raises(UserError, match=r"trainer.max_epochs is 3, but max_steps ends a run"):
+    with pytest.raises(UserError, match=r"trainer.max_epochs is 3, but samples follow from max_steps"):
         Experiment.from_recipe({}, {**given, "trainer.max_epochs": "3"}).try_out()
     with pytest.raises(UserError, match=r"trainer.gradient_clip_algorithm must be norm, as it is by default"):
         Experiment.from_recipe({}, {**options(shards, tmp_path), "trainer.gradient_clip_algorithm": "value"}).try_out()

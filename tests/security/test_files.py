@@ -203,10 +203,10 @@ def test_domains_lie_in_the_root(refused, shards, tmp_path, name, option):
                 "data_spec": '[1, {"type": "collections.defaultdict", "context": {"default_factory_module": "trap", '
                 '"default_factory_name": "Path", "dict_context": []}, "children_spec": []}]'
             },
-            "describes other data than tokens",
+            "it describes other data",
         ),
         ({"filename": "../../../code/train/chunk-0-0.bin"}, "which lies elsewhere"),
-        ({"filename": ".."}, "names .., which lies elsewhere"),
+        ({"filename": ".."}, "it names .., which lies elsewhere"),
     ],
 )
 def test_index_of_shards_imports_nothing(refused, shards, tmp_path, change, said):

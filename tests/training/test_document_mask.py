@@ -214,5 +214,5 @@ def test_a_mixer_that_cannot_pack_is_refused_by_name():
 
     module = LanguageModel(vocab_size=50, d_model=8, n_layers=2, mixers={"whole": Whole})
     module.document_mask = True
-    with pytest.raises(UserError, match=r"data\.document_mask is true, but Whole cannot read packed documents"):
+    with pytest.raises(UserError, match=r"data\.document_mask needs 'packed', a capability that Whole lacks"):
         module.configure_model()

@@ -296,5 +296,5 @@ def test_groups_of_processes_hold_a_whole_model_each(of_four):
 
 
 def test_processes_that_make_no_whole_groups_are_refused(of_four):
-    with pytest.raises(UserError, match="4 processes cannot be split into 3 replicas of fsdp2"):
+    with pytest.raises(UserError, match="4 processes cannot be shared by FSDP2"):
         of_four(3)

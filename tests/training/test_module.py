@@ -93,8 +93,8 @@ def test_constants_that_stand_for_activations_are_not_decayed():
 @pytest.mark.parametrize(
     ("options", "trainer", "message"),
     [
-        ({}, {"max_steps": -1}, "set trainer.max_steps to 1 or more, not -1: the learning rate ends at 0 there"),
-        ({"warmup_steps": 100}, {}, "model.warmup_steps is 100; it must lie in 0..99"),
+        ({}, {"max_steps": -1}, "trainer.max_steps must be at least 1, not -1"),
+        ({"warmup_steps": 100}, {}, r"model.warmup_steps \(below trainer.max_steps\) must lie in 0..99, not 100"),
         ({"decay_share": 1.5}, {}, "model.decay_share must lie in 0..1, not 1.5"),
         ({}, {"precision": "16-mixed"}, "use bf16-mixed"),
     ],

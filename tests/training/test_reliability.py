@@ -188,7 +188,7 @@ def test_a_second_fit_is_refused_and_leaves_the_first_alone(fit, tmp_path):
 
 REFUSALS = {
     "before it reads the data": ({"data.root": "nowhere"}, "there is no folder 'nowhere'"),
-    "before it makes the optimizer": ({"trainer.gradient_clip_val": "-1"}, "must be 0 .off. or more"),
+    "before it makes the optimizer": ({"trainer.gradient_clip_val": "-1"}, "must be at least 0, not -1"),
     "before it makes the loggers": ({"trainer.fast_dev_run": "true"}, "fast_dev_run"),
     "before a branch that cannot leave": ({"branches.at": "[0.5]"}, "set model.decay_share"),
     "before its first step": ({"trainer.max_time": "00:00:00:00"}, "no step was taken"),
@@ -347,7 +347,7 @@ def test_the_documented_repair_of_a_folder_that_two_runs_wrote(fit, tmp_path, mo
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("gradient_clip_val", -1, r"trainer\.gradient_clip_val must be 0 \(off\) or more, not -1"),
+        ("gradient_clip_val", -1, r"trainer\.gradient_clip_val must be at least 0, not -1"),
         ("limit_train_batches", 0, r"trainer\.limit_train_batches is 0, but samples follow"),
         ("limit_train_batches", 1, r"trainer\.limit_train_batches is 1, but samples follow"),
         ("limit_train_batches", 0.5, r"trainer\.limit_train_batches is 0\.5, but samples follow"),

@@ -45,10 +45,8 @@ class Branches(EveryNSteps, Checkpoint):
         passed = {leaves: length for leaves, length in self._steps.items() if leaves <= step}
         if passed and own is None:
             leaves, length = min(passed.items())
-            raise UserError(
-                f"--ckpt_path is of step {step}, but the branch of {length} steps leaves at step {leaves}: name an "
-                "earlier checkpoint, or leave that branch out of branches.at"
-            )
+            branch = f"the branch of {length} steps leaves at step {leaves}"
+            raise UserError(f"--ckpt_path is of step {step}, but {branch}: name an earlier one, or other branches.at")
 
     def is_due(self, step: int, max_steps: int) -> bool:
         return step in self._steps

@@ -94,9 +94,8 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         except OSError as error:
             before = newest_checkpoint(trainer.default_root_dir)
             rest = f"the one before it, {before}, is whole, and the same command resumes from it" if before else ""
-            raise UserError(
-                f"cannot write the checkpoint {path}: {error.strerror}; {rest or 'there is none before it'}"
-            ) from error
+            rest = rest or "there is none before it"
+            raise UserError(f"cannot write the checkpoint {path}: {error.strerror}; {rest}") from error
         if trainer.is_global_zero:
             for old in checkpoints(trainer.default_root_dir)[: -self.keep]:
                 remove(old)

@@ -1,10 +1,10 @@
 """Evaluation tasks while the model trains: any, the loss on the hold-outs and OOD domains, and recall."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from seqarch.arguments import Count, Share, Steps
-from seqarch.errors import DivergedError, UserError
+from seqarch.arguments import FILLED, Count, Share, Steps
+from seqarch.errors import DivergedError
 from seqarch.evaluation import LossByDomain, RepeatGain, Scores, Task, evaluate
 from seqarch.evaluation.repeat_gain import Passage
 from seqarch.runs.files import write_arrays
@@ -21,10 +21,10 @@ class EvaluateTasks(EveryNSteps):
         at: when to evaluate instead, as shares of the training: 0.5 is the step half-way through, 1 the last.
     """
 
-    def __init__(self, tasks: list[Task], every_n_steps: int = 100, at: list[Share] | None = None) -> None:
+    def __init__(
+        self, tasks: list[Task], every_n_steps: int = 100, at: Annotated[list[Share], FILLED] | None = None
+    ) -> None:
         super().__init__(every_n_steps)
-        if at == []:
-            raise UserError(f"{self.option_prefix.format('EvaluateTasks')}at is empty: give a share of the training")
         self.tasks = tasks
         self.at = at
 
@@ -72,10 +72,8 @@ class OODLoss(EvaluateTasks):
             write_arrays(evaluation_path(trainer.default_root_dir, trainer.global_step), scores.samples)
         broken = [tag for tag, value in scores.metrics.items() if tag.startswith("loss/") and not math.isfinite(value)]
         if broken and trainer.global_step == trainer.max_steps:  # before that, NonFiniteGuard sees the next step
-            before = newest_checkpoint(trainer.default_root_dir) or "none"
-            raise DivergedError(
-                f"{broken[0]} is not a finite number after the last step; checkpoint before it: {before}"
-            )
+            before = f"checkpoint before it: {newest_checkpoint(trainer.default_root_dir) or 'none'}"
+            raise DivergedError(f"{broken[0]} is not a finite number after the last step; {before}")
         return scores
 
 
