@@ -254,7 +254,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"model.learned_positions": -4}, "model.learned_positions must be at least 0, not -4"),
         ({"model.learning_rate": -1}, "model.learning_rate must be positive, not -1"),
         ({"model.betas": "[0.9, 2]"}, "model.betas must lie in 0..1, 1 excluded, not 2"),
-        ({"model.weight_decay": ".nan"}, "model.weight_decay must be at least 0, not nan"),
+        ({"model.weight_decay": ".nan"}, "model.weight_decay must be at least 0, and finite, not nan"),
         ({"trainer.accelerator": "tpuu"}, "invalid accelerator name: `accelerator='tpuu'`. Available names are"),
         ({"trainer.strategy": "fspd2"}, "unknown trainer.strategy 'fspd2': did you mean fsdp2?"),
         ({"trainer.devices": -4}, "should be an int > 0"),
