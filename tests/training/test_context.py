@@ -53,7 +53,7 @@ def test_two_pairs_of_processes_train_like_one(shards, tmp_path, one_process):  
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data.sequence_length": 47}, "data.sequence_length is 47, which 2 processes"),
+        ({"data.sequence_length": 47}, "data.sequence_length is 47, and 2 processes"),
         ({"data.document_mask": "true"}, "data.document_mask does not go with context of fsdp2"),
     ],
 )
