@@ -1,20 +1,23 @@
 """Fully sharded data parallelism (FSDP2): parameters, gradients and optimizer state are split over all devices."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import StrategyRegistry
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.utils import swap_tensors
 
 from seqarch.arguments import Count, Limited
 from seqarch.errors import UserError
 from seqarch.mixers.pieces import GROUPS, Piece
 from seqarch.model import SequenceLM
+from seqarch.model.lm import Blocks
 from seqarch.training.sharded_checkpoints import ShardedCheckpoints
 
 CONTEXT = "context"
@@ -98,6 +101,52 @@ StrategyRegistry.register("fsdp2", FSDP2, description="parameters split over all
 StrategyRegistry.register(
     "fsdp2_hybrid", FSDP2, description="parameters split over the devices of a node", replicas=None
 )
+
+
+@contextmanager
+def in_parts(mesh: DeviceMesh) -> Iterator[dict[str, Tensor]]:
+    """While a model is built, keep only this process's rows of each block that is complete, so that one block is whole.
+
+    The parameters of a complete block are on the meta device. Every process draws all values, as one device does.
+
+    Yields:
+        This process's rows of each parameter, for `fill`.
+    """
+    parts: dict[str, Tensor] = {}
+    own, count = mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
+
+    def keep_rows(parent: nn.Module, number: str, block: nn.Module | None) -> None:
+        if not isinstance(parent, Blocks) or block is None:
+            return
+        for name, parameter in block.named_parameters():
+            whole = parameter.detach()
+            parts[f"blocks.{number}.{name}"] = (*whole.chunk(count), *[whole[:0]] * count)[own].clone()
+            meta = nn.Parameter(torch.empty_like(whole, device="meta"), parameter.requires_grad)
+            vars(meta).update(vars(parameter))
+            swap_tensors(parameter, meta)
+
+    handle = register_module_module_registration_hook(keep_rows)
+    try:
+        yield parts
+    finally:
+        handle.remove()
+
+
+def fill(lm: SequenceLM, parts: Mapping[str, Tensor]) -> None:
+    """Give the parameters of a sharded model the rows that `in_parts` kept."""
+    rows = {}
+    for name, parameter in lm.named_parameters():
+        if name in parts and isinstance(parameter, DTensor):
+            like = {"shape": parameter.shape, "stride": parameter.stride()}
+            rows[name] = DTensor.from_local(parts[name], parameter.device_mesh, parameter.placements, **like)
+    lm.load_state_dict(rows, strict=False, assign=True)
+
+
+def split_like(own: Tensor | None, whole: Tensor) -> Tensor:
+    """A tensor that every process has, split as `own` is, if it is split."""
+    if not isinstance(own, DTensor):
+        return whole
+    return distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)
 
 
 def shard(lm: SequenceLM, mesh: DeviceMesh, dtype: torch.dtype | None) -> None:

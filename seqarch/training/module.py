@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import lightning as L
@@ -22,7 +23,7 @@ from seqarch.model import SequenceLM
 from seqarch.model.transfer import Factors, scale_initial, transfer_factors
 from seqarch.training.checks import check_capability, check_pieces, check_trainer
 from seqarch.training.float8 import Scaling, check_float8, use_float8
-from seqarch.training.fsdp import data_processes, shard
+from seqarch.training.fsdp import data_processes, fill, in_parts, shard, split_like
 from seqarch.training.optimizers import (
     OF_THE_MODEL,
     OptimizerFactory,
@@ -153,11 +154,10 @@ class LanguageModel(Limited, L.LightningModule):
 
     def configure_model(self) -> None:
         built_before = self.lm is not None  # and compiled, by a run before this one
-        if self.lm is None:
-            self.lm = self.build()
+        mesh = self.hybrid_mesh or (self.device_mesh and self.device_mesh["data_parallel"])
+        with in_parts(mesh) if mesh else nullcontext({}) as parts:
+            self.lm = self.lm or self.build()
         self._factors = transfer_factors(self.lm, self.lm.kinds, self.base_width)
-        if not built_before:
-            self._give_weights()
         if self.document_mask:
             check_capability(self.lm, "packed", "data.document_mask")
             self.lm.document_mask = True
@@ -170,9 +170,10 @@ class LanguageModel(Limited, L.LightningModule):
             self.lm.checkpoint_activations()
         if self.float8:
             use_float8(self.lm.blocks, self.float8)
-        if self.device_mesh is not None:
-            mesh = self.hybrid_mesh or self.device_mesh["data_parallel"]
+        if mesh:
             shard(self.lm, mesh, torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None)
+            fill(self.lm, parts)
+        self._give_weights()
         if self.compile_blocks:
             self.lm.compile_parts()
 
@@ -180,7 +181,8 @@ class LanguageModel(Limited, L.LightningModule):
         """Make the weights those from which training begins, by the rule of transfer or of another run."""
         scale_initial(self.built(), self._factors)
         if self.origin:
-            self.load_state_dict(self.origin["state_dict"])
+            own, weights = self.state_dict(), self.origin["state_dict"]
+            self.load_state_dict({name: split_like(own.get(name), each) for name, each in weights.items()})
 
     def built(self) -> SequenceLM:
         """The model, once `configure_model` has built it."""

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 import types
+from typing import Any
 
 import filelock
 import pytest
@@ -22,7 +23,7 @@ from seqarch.errors import UserError
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import SequenceLM
 from seqarch.model.feed_forward import RWKVChannelMix
-from seqarch.training import fsdp
+from seqarch.training import LanguageModel, fsdp
 from tests import processes
 from tests.training.test_added_losses import build as with_added_losses
 
@@ -298,3 +299,37 @@ def test_groups_of_processes_hold_a_whole_model_each(of_four):
 def test_processes_that_make_no_whole_groups_are_refused(of_four):
     with pytest.raises(UserError, match="4 processes cannot be shared by FSDP2"):
         of_four(3)
+
+
+def configured(layers, mesh=None, origin=None):
+    """A module that has its weights; `layers` gets its mixers as they are built."""
+
+    def mixer(*place):
+        assert not mesh or all(each.is_meta for layer in layers for each in layer.parameters())
+        layers.append(load_mixer("Mamba2")(*place, head_dim=8))
+        return layers[-1]
+
+    module: Any = LanguageModel(vocab_size=50, d_model=32, n_layers=3, mixers={"mixer": mixer}, base_width=16)
+    module._device_mesh, module._trainer, module.origin = mesh, types.SimpleNamespace(precision="32-true"), origin
+    torch.manual_seed(0)
+    module.configure_model()
+    return module
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["new", "from weights"])
+def test_a_process_builds_one_whole_block_at_a_time_with_the_values_of_one_device(goes_on):
+    """The last of five processes has fewer rows than the others, and none of a decay for each of eight heads."""
+    origin = {"state_dict": {name: each + 1 for name, each in configured([]).state_dict().items()}} if goes_on else None
+    expected = configured([], origin=origin).state_dict()
+    dist.init_process_group("fake", store=FakeStore(), rank=4, world_size=5)
+    try:
+        mesh = init_device_mesh("cpu", (5,), mesh_dim_names=("data_parallel",))
+        found = configured([], mesh, origin).state_dict()
+    finally:
+        dist.destroy_process_group()
+    assert found.keys() == expected.keys()
+    for name, each in found.items():
+        whole = expected[name]
+        rows = (*whole.chunk(5), whole[:0])[4]
+        torch.testing.assert_close(each.to_local(), rows, rtol=0, atol=0, msg=name)
+        assert each.to_local().untyped_storage().nbytes() <= whole.chunk(5)[0].nbytes, name  # the others' rows are gone
