@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -31,12 +31,18 @@ from seqarch.training.sharded.folder import OPTIMIZERS, WEIGHTS, Damage, Folder
 from seqarch.training.sharded.plain import split
 from seqarch.training.sharded.storage import Reader, Writer
 
+IN_BACKGROUND = "in background"
+"""The option of a checkpoint that is written while training goes on."""
+
 
 class ShardedCheckpoints(ModelParallelStrategy):
     """Lightning's `ModelParallelStrategy` with checkpoints that are folders without a pickle, or one file.
 
     It reads both. `write_folders` decides what it writes.
     """
+
+    _writers: dist.ProcessGroup | None = None
+    _writing: tuple[Writer, Any] | None = None
 
     def write_folders(self) -> None:
         """Write folders from now on."""
@@ -55,10 +61,18 @@ class ShardedCheckpoints(ModelParallelStrategy):
         return get_optimizer_state_dict(self.model, inner)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a folder, which has its name once all processes have written; see the class for other checkpoints."""
+        """Write a folder, which has its name once all processes have written; see the class for other checkpoints.
+
+        Args:
+            checkpoint: what to write.
+            filepath: the folder.
+            storage_options: `IN_BACKGROUND` to return after a copy in the CPU's memory; `finish_writing` waits for the
+                folder.
+        """
         if not self._save_distributed_checkpoint:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
+        self.finish_writing()
         tensors: dict[str, Tensor] = {}
         content = {name: split(each, name, tensors) for name, each in checkpoint.items()}
         if not self.is_global_zero:  # the first process writes what all have
@@ -67,8 +81,23 @@ class ShardedCheckpoints(ModelParallelStrategy):
         if self.is_global_zero:
             remove(writer.partial)
         self.barrier()
-        with _errors_of_processes(writer.partial if self.is_global_zero else None):
-            save(tensors, storage_writer=writer)
+        if storage_options == IN_BACKGROUND:
+            self._writers = self._writers or dist.new_group(backend="gloo")  # training has the other groups meanwhile
+            self._writing = writer, async_save(tensors, storage_writer=writer, process_group=self._writers)
+        else:
+            with self._errors_of_processes(writer):
+                save(tensors, storage_writer=writer)
+
+    def finish_writing(self) -> None:
+        """Wait for the folder that is written in the background, if there is one.
+
+        Raises:
+            OSError: a process could not write.
+        """
+        if self._writing is not None:
+            (writer, future), self._writing = self._writing, None
+            with self._errors_of_processes(writer):
+                future.result()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Fill the model and the optimizers from a checkpoint; return the rest of it.
@@ -86,7 +115,7 @@ class ShardedCheckpoints(ModelParallelStrategy):
         split(self._named_weights(), WEIGHTS, tensors)
         split(states, OPTIMIZERS, tensors)
         _check_fits(folder, tensors, states)
-        with _errors_of_processes():
+        with self._errors_of_processes():
             load(tensors, storage_reader=Reader(folder))
         for optimizer, state, groups in zip(self.optimizers, states, folder.optimizers, strict=False):
             set_optimizer_state_dict(self.model, optimizer, {"state": state["state"], "param_groups": groups})
@@ -120,6 +149,19 @@ class ShardedCheckpoints(ModelParallelStrategy):
             by_name = {named[number]: values for number, values in state["state"].items()}
             set_optimizer_state_dict(module, optimizer, {"state": by_name, "param_groups": groups}, options=options)
         return content
+
+    @contextlib.contextmanager
+    def _errors_of_processes(self, writer: Writer | None = None) -> Iterator[None]:
+        """Raise what a process raised, and remove what was written.
+
+        PyTorch raises one error with all of them, a `BaseException`.
+        """
+        try:
+            yield
+        except CheckpointException as errors:
+            if writer and self.is_global_zero:
+                remove(writer.partial)
+            raise next(error for error, _ in errors.failures.values()) from None
 
     def _named_weights(self) -> dict[str, Any]:
         """The parts of the weights that this process has; weights with two names once."""
@@ -166,17 +208,3 @@ def _check_fits(folder: Folder, tensors: dict[str, Tensor], states: Sequence[Any
         named, own = ([sorted(group["params"]) for group in each] for each in both)
         if named != own:
             raise UserError(f"{folder.path} holds the state of another optimizer: use the config.yaml of its own run")
-
-
-@contextlib.contextmanager
-def _errors_of_processes(partial: Path | None = None) -> Iterator[None]:
-    """Raise what a process raised, and remove what was written.
-
-    PyTorch raises one error with all of them, a `BaseException`.
-    """
-    try:
-        yield
-    except CheckpointException as errors:
-        if partial:
-            remove(partial)
-        raise next(error for error, _ in errors.failures.values()) from None

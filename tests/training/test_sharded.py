@@ -1,17 +1,26 @@
 """Checkpoints that are folders: two processes write them, any number resumes, and one file says the same."""
 
+import errno
 import json
 import shutil
 import signal
+import threading
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from seqarch import cli, load
 from seqarch.errors import UserError
 from seqarch.runs.layout import checkpoints
 from seqarch.runs.record import is_finished
+from seqarch.training import FSDP2
 from seqarch.training.checkpoint import read_folder, read_tensors
+from seqarch.training.sharded import storage
+from seqarch.training.sharded.folder import Folder
+from seqarch.training.sharded_checkpoints import IN_BACKGROUND
 from tests import processes
 from tests.conftest import MODEL, TINY, flags
 
@@ -118,7 +127,8 @@ def test_merged_it_is_a_file_like_any_other(run, tmp_path, capsys):
 def test_a_process_killed_while_it_writes_leaves_the_checkpoint_before(run, shards, tmp_path):
     """The second process dies when half of its tensors of step 4 are written."""
     envs = [{"NODE_RANK": "0", "LOCAL_RANK": "0"}, {"NODE_RANK": "0", "LOCAL_RANK": "1", "DIES_WRITING": "0004.ckpt"}]
-    args = args_of(shards, tmp_path / "run", **SHARDED, **{"trainer.callbacks": "tests.training.interrupt.DiesWriting"})
+    options = {"trainer.callbacks": "tests.training.interrupt.DiesWriting", "checkpoint.in_background": "true"}
+    args = args_of(shards, tmp_path / "run", **SHARDED, **options)
     args.append("--allow_code=tests")
     ranks = processes.fit_together(args, tmp_path / "logs", envs)
     assert ranks[1].returncode == -signal.SIGKILL
@@ -127,6 +137,51 @@ def test_a_process_killed_while_it_writes_leaves_the_checkpoint_before(run, shar
     train(args, tmp_path / "logs")
     assert_same(content(checkpoints(tmp_path / "run")[-1]), content(checkpoints(run)[-1]))
     assert not [*tmp_path.rglob("*.partial")]
+
+
+@pytest.fixture
+def strategy(tmp_path):
+    """A strategy with one process, which writes folders."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
+    strategy = FSDP2()
+    strategy.model = torch.nn.Linear(3, 2)
+    fully_shard(strategy.model, mesh=init_device_mesh("cpu", (1,)))
+    strategy.write_folders()
+    yield strategy
+    dist.destroy_process_group()
+
+
+def save_in_background(strategy, path, change=None):
+    """Save while writing waits for `change` of the model; return the weights that were saved."""
+    go, write = threading.Event(), storage.write_tensors
+    weights = {name: each.full_tensor().clone() for name, each in strategy.model.state_dict().items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "write_tensors", lambda *args: go.wait(20) and (change or write)(*args))
+        checkpoint = {"state_dict": strategy.lightning_module_state_dict()}
+        strategy.save_checkpoint(checkpoint, path, IN_BACKGROUND)
+        with torch.no_grad():
+            strategy.model.weight.add_(1)
+        assert not path.exists()
+        go.set()
+        strategy.finish_writing()
+    return weights
+
+
+def test_training_goes_on_while_a_folder_is_written(strategy, tmp_path):
+    """The folder holds the weights as they were, and appears when it is whole."""
+    weights = save_in_background(strategy, tmp_path / "one.ckpt")
+    folder = Folder(tmp_path / "one.ckpt")
+    for name, each in weights.items():
+        torch.testing.assert_close(folder.read(f"state_dict/{name}"), each, rtol=0, atol=0)
+
+
+def test_an_error_while_training_goes_on_is_raised_and_leaves_nothing(strategy, tmp_path):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        save_in_background(strategy, tmp_path / "one.ckpt", full)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_one_file_needs_a_model_that_is_split(shards, tmp_path, capsys):

@@ -1,13 +1,14 @@
 """Writes checkpoints: atomically, at regular steps, at the end and when a signal stops the process."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
@@ -18,7 +19,7 @@ from seqarch.runs.files import atomic, remove
 from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps
 from seqarch.training.integrity import seal
-from seqarch.training.sharded_checkpoints import ShardedCheckpoints
+from seqarch.training.sharded_checkpoints import IN_BACKGROUND, ShardedCheckpoints
 
 
 class RunCheckpoint(EveryNSteps, Checkpoint):
@@ -33,19 +34,27 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         keep: how many of the newest stay on disk.
         sharded: with `trainer.strategy: fsdp2`, a checkpoint is a folder, to which each process writes its own part.
             No process needs memory for the whole model. By default the first process gathers all and writes one file.
+        in_background: with `sharded`, training goes on while a copy of each part in the CPU's memory is written. Only
+            the last checkpoint is waited for.
     """
 
-    def __init__(self, every_n_steps: int = 500, keep: Count = 2, sharded: bool = False) -> None:
+    def __init__(
+        self, every_n_steps: int = 500, keep: Count = 2, sharded: bool = False, in_background: bool = False
+    ) -> None:
         super().__init__(every_n_steps)
         self.keep = keep
         self.sharded = sharded
+        self.in_background = in_background
         self.told_to_stop = False
         self.interrupted = False
         """Whether Ctrl-C was the reason to stop."""
+        self._path: Path | None = None
         self._requeue = False
         self._previous_handlers: dict[int, Any] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if self.in_background and not self.sharded:
+            raise UserError("checkpoint.in_background is for split checkpoints: set checkpoint.sharded to true")
         if stage == "fit" and self.sharded:
             if not isinstance(trainer.strategy, ShardedCheckpoints):
                 raise UserError("checkpoint.sharded is for models that are split: set trainer.strategy to fsdp2")
@@ -79,27 +88,47 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._finish(trainer)
         self._restore_handlers()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._restore_handlers()
 
     def measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        path = checkpoint_path(trainer.default_root_dir, trainer.global_step)
-        try:
-            with atomic(path, durable=True, replace=trainer.is_global_zero) as partial:
-                trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
-                if trainer.is_global_zero:
-                    seal(partial)
-        except OSError as error:
-            before = newest_checkpoint(trainer.default_root_dir)
-            rest = f"the one before it, {before}, is whole, and the same command resumes from it" if before else ""
-            rest = rest or "there is none before it"
-            raise UserError(f"cannot write the checkpoint {path}: {error.strerror}; {rest}") from error
+        self._finish(trainer)
+        path = self._path = checkpoint_path(trainer.default_root_dir, trainer.global_step)
+        with self._named_errors(trainer):
+            if self.sharded:
+                options = IN_BACKGROUND if self.in_background else None
+                trainer.save_checkpoint(path, weights_only=False, storage_options=options)
+            else:
+                with atomic(path, durable=True, replace=trainer.is_global_zero) as partial:
+                    trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
+                    if trainer.is_global_zero:
+                        seal(partial)
+        if self.told_to_stop or trainer.global_step == trainer.max_steps or not self.in_background:
+            self._finish(trainer)
+
+    def _finish(self, trainer: L.Trainer) -> None:
+        """Wait until the last checkpoint is whole, and remove the oldest."""
+        if self.in_background:
+            with self._named_errors(trainer):
+                cast(ShardedCheckpoints, trainer.strategy).finish_writing()
         if trainer.is_global_zero:
             for old in checkpoints(trainer.default_root_dir)[: -self.keep]:
                 remove(old)
         trainer.strategy.barrier()
+
+    @contextlib.contextmanager
+    def _named_errors(self, trainer: L.Trainer) -> Iterator[None]:
+        """Raise `UserError`, which names the last checkpoint, for an `OSError`."""
+        try:
+            yield
+        except OSError as error:
+            before = newest_checkpoint(trainer.default_root_dir)
+            rest = f"the one before it, {before}, is whole, and the same command resumes from it" if before else ""
+            rest = rest or "there is none before it"
+            raise UserError(f"cannot write the checkpoint {self._path}: {error.strerror}; {rest}") from error
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self.told_to_stop = True
