@@ -73,8 +73,8 @@ def test_samples_are_the_losses_of_the_sequences_and_their_documents(scorer, dat
     assert document.tolist() == code.documents.tolist()
 
 
-def test_whole_hold_outs(scorer, data):
-    task = LossByDomain(whole=True)
+def test_whole_hold_outs(data):
+    task, scorer = LossByDomain(whole=True), Scorer(small_lm(vocab=257), batch_size=64)
     scores = evaluate([task], scorer, data)
     assert scores.samples == {}
     hold_out = data.hold_outs()[1]
