@@ -79,6 +79,6 @@ def test_equals_the_authors_dual_form():
         last = eta[:, :, -1, :, None]
         W1, b1 = W1 - (last * key).mT @ by_1, b1 - (last * by_1).sum(dim=-2, keepdim=True)
         W2, b2 = W2 - (last * x2).mT @ by_2, b2 - (last * by_2).sum(dim=-2, keepdim=True)
-    heads: Any = [t.transpose(1, 2) for t in (q, k, v, rates.mT)]
-    o = mixer._train(*heads, mixer.init_state(2, 12, "cpu", torch.float64))
+    q, k, v, rates = (t.transpose(1, 2) for t in (q, k, v, rates.mT))
+    o = mixer._train(q, k, v, rates, mixer.init_state(2, 12, "cpu", torch.float64))
     torch.testing.assert_close(o, torch.cat(outputs, dim=2).transpose(1, 2), rtol=1e-10, atol=1e-11)
