@@ -24,6 +24,11 @@ CURES = {
     "test_train_and_eval_agree": ("leave out dropout and noise", "compute the same whatever self.training is"),
     "test_pieces_with_gradients": (PIECES, "do not detach what the state keeps", WIDEN),
     "test_pieces_without_gradients": (PIECES, WIDEN),
+    "test_two_processes_share_a_sequence": (
+        "let a split state (MixerState.split) ask its piece for earlier tokens: piece.before, seen, carried",
+        "or do not define split: one process then waits for the state of the other",
+        PIECES,
+    ),
     "test_packed_documents": (
         "start anew at each border: seqarch.kernels.packed.each_document runs a recurrence on each document; "
         "ShortConvolution and the kernels take cu_seqlens",

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from seqarch.mixers.base import Carry, Mixer, MixerState
+from seqarch.mixers.pieces import in_turn, state_before
+from seqarch.testing.shared import Board, SharedPiece
 
 Configuration = dict[str, Any]
 
@@ -122,6 +124,22 @@ class MixerHarness:
         batch, length = inputs.x.shape[:2]
         state = mixer.init_state(batch, max_length or length, inputs.x.device, inputs.x.dtype)
         return torch.cat([self.run(mixer, piece, state=state) for piece in inputs.cut(pieces)], dim=1)
+
+    def run_shared(self, mixer: Mixer, inputs: Inputs) -> Tensor:
+        """The output of a sequence whose halves are read at the same time, as two processes that share it read them."""
+        batch, total = inputs.x.shape[:2]
+        board, halves = Board(2), inputs.cut([total // 2] * 2)
+
+        def read(rank: int) -> Tensor:
+            half = halves[rank]
+            piece = SharedPiece(rank, 2, total // 2, board=board)
+            state = state_before(mixer, piece, batch, half.x.device, half.x.dtype)
+            if state.piece is not None:
+                return self.run(mixer, half, state=state)
+            layer = lambda x, state: self.run(mixer, Inputs(x, half.carry), state=state)  # noqa: E731
+            return in_turn(layer, half.x, piece, {"state": state})
+
+        return torch.cat(board.run(read), dim=1)
 
     def run_documents(self, mixer: Mixer, inputs: Inputs, documents: Sequence[int]) -> Tensor:
         """The output of each document of a packed row, each run by itself."""

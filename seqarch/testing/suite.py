@@ -98,6 +98,14 @@ class MixerSuite(MixerHarness):
                 name = f"T={length} in pieces {pieces}, max_length {length + room}, no gradients"
                 assert_close(name, split, whole, self.tolerance)
 
+    def test_two_processes_share_a_sequence(self, configuration: Configuration) -> None:
+        mixer = self.require(configuration, "decode")
+        for length in {2, max(self.lengths) // 2 * 2}:
+            inputs = self.inputs(mixer, configuration, 2, length)
+            whole = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
+            shared = self.with_gradients(mixer, inputs, self.run_shared(mixer, inputs))
+            assert_all_close(f"T={length} shared by two processes", shared, whole, self.tolerance)
+
     def test_packed_documents(self, configuration: Configuration) -> None:
         mixer = self.require(configuration, "packed")
         for documents in (self.lengths, self.lengths[::-1], (max(self.lengths),)):

@@ -288,6 +288,20 @@ class KeepsMoreThanItsWindow(Attention):
         return WindowOfViews(state.keys, state.values, 0, max_length, state.window)
 
 
+@dataclasses.dataclass
+class StateOfOnePiece(KeyValueState):
+    def split(self, piece):
+        return dataclasses.replace(self, piece=piece)
+
+
+class SharesNothing(Attention):
+    """Reads each piece as if it were the first."""
+
+    def init_state(self, batch_size, max_length, device, dtype):
+        state = super().init_state(batch_size, max_length, device, dtype)
+        return StateOfOnePiece(state.keys, state.values, 0, max_length)
+
+
 class RoundsItsState(TaylorLinearAttention):
     def recur(self, values, *inputs, **options):
         o, state = super().recur(values, *inputs, **options)
@@ -397,6 +411,7 @@ BROKEN: list[tuple[type[Mixer], dict[str, Any], str]] = [
     (ForgetsGradientsOfTheCache, HEADS, "test_pieces_with_gradients"),
     (OverwritesItsCache, HEADS, "test_pieces_without_gradients"),
     (SharesOneState, HEADS, "test_states_are_independent"),
+    (SharesNothing, HEADS, "test_two_processes_share_a_sequence"),
     (KeepsTheCallersMemory, HEADS, "test_states_are_independent"),
     (ForgetsTheTokenShift, HEADS, "test_pieces_with_gradients"),
     (IgnoresTheCarry, HEADS, "test_carry"),
