@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from seqarch.data.tokenizers import Tokenizer, begin_document
 from seqarch.errors import UserError, several
 from seqarch.evaluation.partial import Partial
 from seqarch.kernels.tensors import autocast_dtype, bound_documents
+from seqarch.mixers.pieces import Piece
 from seqarch.model import SequenceLM, generate
 
 
@@ -54,6 +55,7 @@ class Scorer:
         length: tokens of a training sequence, if `cut` prompts should not be longer.
         rank: of this process among those that share the work.
         world_size: number of these processes.
+        shared: this process's piece of each sequence whose losses `measure` computes, where several processes share it.
         progress: called after each batch with the share of the call's work that is done.
 
     With a `partial`, the scorer keeps what it measures there; only for a single process.
@@ -69,6 +71,7 @@ class Scorer:
     length: int | None = None
     rank: int = 0
     world_size: int = 1
+    shared: Piece | None = None
     progress: Callable[[float], None] = lambda share: None
     partial: Partial | None = field(default=None, init=False)
 
@@ -104,12 +107,14 @@ class Scorer:
         rows that do not count. So a compiled model is compiled once, and sharded processes stay in step. With `pieces`
         a pass has at most `max_tokens`, and longer rows are read in pieces through the decoding state.
         With `segments` (`seqarch.data.packing`) no token sees another document, as in training with a document mask.
+        Processes that share sequences take the same batches, and each computes the losses of its piece.
 
         Returns:
             `[n, ...]` on the CPU, in the type that `of` returns, the same on all processes.
         """
         size = max(1, self.max_tokens // (len(rows[0]) - 1)) if pieces else self.batch_size
         batches = [[*range(start, min(start + size, len(rows)))] for start in range(0, len(rows), size)]
+        piece = None if pieces or segments is not None else self._piece_of(len(rows[0]) - 1)
 
         def measured(batch: list[int]) -> Tensor:
             filled = [*batch, *[len(rows) - 1] * (size - len(batch))]
@@ -117,11 +122,25 @@ class Scorer:
             if segments is not None:
                 inside = torch.stack([segments[index] for index in filled])
                 return of(self._of_documents(tokens, inside), tokens, inside.to(self.device))[: len(batch)]
-            losses = self._in_pieces(tokens) if pieces else self.lm(tokens[:, :-1], tokens[:, 1:], reduction="none")
+            losses = self._in_pieces(tokens) if pieces else self._whole(tokens, piece)
             return of(losses, tokens)[: len(batch)]
 
         with self.evaluating():
-            return self._gather(len(rows), batches, lambda batch: batch, measured)
+            return self._gather(len(rows), batches, lambda batch: batch, measured, piece)
+
+    def _piece_of(self, length: int) -> Piece | None:
+        """This process's piece of sequences of a length; none if they are not split into equal pieces."""
+        if self.shared is None or length % self.shared.size:
+            return None
+        return replace(self.shared, length=length // self.shared.size)
+
+    def _whole(self, tokens: Tensor, piece: Piece | None) -> Tensor:
+        """The losses `[b, T]` of rows `[b, T + 1]`, of which this process computes a piece if there is one."""
+        parts = tokens[:, :-1], tokens[:, 1:]
+        if piece is None:
+            return self.lm(*parts, reduction="none")
+        own = self.lm(*map(piece.cut, parts), reduction="none", piece=piece)
+        return torch.cat(piece.stacked(own).unbind(0), dim=1)
 
     def _of_documents(self, tokens: Tensor, segments: Tensor) -> Tensor:
         """The losses `[b, T]` of `tokens [b, T + 1]`, each document read by itself; `segments` are on the CPU."""
@@ -270,7 +289,12 @@ class Scorer:
         return self._gather(len(rows), batches, lambda asked: list(itertools.chain(*asked.values())), compute)
 
     def _gather(
-        self, n: int, batches: Sequence[B], indices: Callable[[B], list[int]], compute: Callable[[B], Tensor]
+        self,
+        n: int,
+        batches: Sequence[B],
+        indices: Callable[[B], list[int]],
+        compute: Callable[[B], Tensor],
+        piece: Piece | None = None,
     ) -> Tensor:
         """Share the batches between the processes, and gather a table of `n` rows on all of them.
 
@@ -283,6 +307,7 @@ class Scorer:
             batches: what `indices` and `compute` take.
             indices: the rows that a batch fills.
             compute: these rows, `[len(indices(batch)), ...]`.
+            piece: of the rows, if several processes compute each of them together.
         """
         if not batches:
             raise ValueError("there are no rows to measure")
@@ -290,14 +315,16 @@ class Scorer:
         known = {index for rows, _ in done for index in rows}
         todo = [batch for batch in batches if not known.issuperset(indices(batch))]
         values = done[0][1] if done else torch.empty(0)
-        for start in range(0, len(todo), self.world_size):
-            batch = todo[min(start + self.rank, len(todo) - 1)]
+        size, first = (piece.size, piece.rank == 0) if piece else (1, True)
+        rank, count = self.rank // size, self.world_size // size
+        for start in range(0, len(todo), count):
+            batch = todo[min(start + rank, len(todo) - 1)]
             values = compute(batch).to(self.device if self.world_size > 1 else "cpu")
-            if start + self.rank < len(todo):
+            if first and start + rank < len(todo):
                 done.append((indices(batch), values))
             if self.partial:
                 self.partial.save()
-            self.progress(1 - max(0, len(todo) - start - self.world_size) / len(batches))
+            self.progress(1 - max(0, len(todo) - start - count) / len(batches))
         table = values.new_zeros(n, *values.shape[1:])
         for rows, values in done:
             table[rows] = values

@@ -35,7 +35,7 @@ class FSDP2(Limited, ShardedCheckpoints):
             group, which has consecutive ranks, parameters are split and gathered. Between groups only gradients are
             summed.
         context: how many processes share each sequence. Each reads one piece of it, which must be equally long. These
-            processes have consecutive ranks. Evaluation reads whole sequences.
+            processes have consecutive ranks.
 
     Raises:
         UserError: the processes cannot be split into so many groups.

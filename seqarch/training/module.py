@@ -308,6 +308,7 @@ class LanguageModel(Limited, L.LightningModule):
             length=trainer.datamodule.sequence_length,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
+            shared=self.piece,
         )
 
     def _evaluate(self, by_domain: LossByDomain) -> None:

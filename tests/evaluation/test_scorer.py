@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from seqarch.evaluation import Scorer, Scores, Task, evaluate
 from seqarch.mixers.attention import Attention
 from seqarch.model import GELUMLP, SequenceLM
 from seqarch.model.lm import MixerFactory
+from seqarch.testing.shared import Board, SharedPiece
 from tests.processes import SERVER
 
 T, VOCAB = 12, 31
@@ -51,6 +53,26 @@ def test_rows_may_be_read_one_at_a_time():
 
     lm = small_lm()
     assert torch.equal(Scorer(lm, batch_size=4).losses(Reader()), Scorer(lm, batch_size=4).losses(ROWS))
+
+
+def test_two_pairs_of_processes_share_the_tokens_of_each_row(monkeypatch):
+    """They are threads here. Each pair takes other batches, and each process half of their tokens."""
+    models, shapes, own = [small_lm() for _ in range(4)], [[] for _ in range(4)], threading.local()
+    all_four, pairs = Board(4), (Board(2), Board(2))
+
+    def losses(rank):
+        own.rank = rank
+        models[rank].register_forward_pre_hook(lambda module, args: shapes[rank].append(tuple(args[0].shape)))
+        piece = SharedPiece(rank % 2, 2, 1, board=pairs[rank // 2])
+        return Scorer(models[rank], batch_size=2, rank=rank, world_size=4, shared=piece).losses(ROWS)
+
+    def all_reduce(table):
+        table.copy_(torch.stack(all_four.shown(own.rank, table.clone())).sum(0))
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    for found in all_four.run(losses):
+        torch.testing.assert_close(found, Scorer(small_lm()).losses(ROWS))
+    assert shapes == [[(2, T // 2)] * 2] * 4
 
 
 def test_single_row_keeps_its_shape():
