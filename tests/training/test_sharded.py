@@ -215,7 +215,7 @@ def test_the_commands_know_folders(run, tmp_path, capsys):
 
 
 def test_a_new_run_goes_on_from_a_folder(run, tmp_path, without_figures):
-    more = {"trainer.max_steps": 5, "trainer.devices": 1, "checkpoint.sharded": "false"}
+    more = {"trainer.max_steps": 5, "trainer.devices": 1, "trainer.strategy": "auto", "checkpoint.sharded": "false"}
     cli.run(["fit", "--from", str(run), *flags(run_dir=tmp_path / "longer", **more)])
     assert [each.name for each in checkpoints(tmp_path / "longer")] == ["step_00000005.ckpt"]
 
