@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+import sys
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -17,9 +18,18 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 """Pages of the site that are files of the repository's root."""
-OPTIONS = "options.md"
+OPTIONS, GALLERY, QUESTIONS, NOTEBOOK = "options.md", "results/gallery.md", "questions.md", "notebook.md"
+ASKED, NOTES = ROOT / "docs/questions.csv", ROOT / "docs/notebook.ipynb"
+"""The sources of two pages that are made: questions with the pages that answer them, and the notebook."""
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
 ROLE = re.compile(r":\w+:`~?(?:\w+\.)*(\w+)`")
+FIGURE = re.compile(r'<img alt="([^"]*)" src="([^"]+\.png)"\s*/?>')
+PAINT = {
+    "#ffffff|white": "var(--md-default-bg-color)",
+    "#000000|#262626|#222222|#333333|#444444|#555555": "currentColor",
+    "#e8e8e8": "var(--md-default-fg-color--lightest)",
+}
+"""Colours of figures, as patterns, with those of the page."""
 UNIT = re.compile(r"(?<=\d) (?=(?:%|x|ms|GiB)(?!\w))")
 NAME = re.compile(r"<code>([^\s<]{1,45})</code>")
 TEXT = re.compile(r">[^<]+<")
@@ -45,12 +55,25 @@ def on_files(files: Any, config: Any) -> Any:
 
     for name, source in ROOT_PAGES.items():
         files.append(File.generated(config, name, content=root_page(source)))
-    files.append(File.generated(config, OPTIONS, content=options_page()))
+    sys.path.append(str(ROOT))  # mkdocs runs elsewhere
+    from benchmarks.tables import gallery
+    from scripts import notebook
+
+    made = {
+        OPTIONS: options_page(),
+        GALLERY: gallery.page(),
+        QUESTIONS: questions_page(),
+        NOTEBOOK: notebook.page(NOTES),
+    }
+    for name, content in made.items():
+        files.append(File.generated(config, name, content=content))
     return files
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
-    """Draw the formulas of a page, and keep names such as RWKV-7, and numbers with their unit, on one line."""
+    """Draw formulas and figures, and keep names such as RWKV-7, and numbers with their unit, on one line."""
+    if page is not None:
+        content = FIGURE.sub(lambda found: drawn_in_page(found, page.url), content)
     content = content.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     content = UNIT.sub("\N{NO-BREAK SPACE}", content)
     content = NAME.sub(r'<code class="name">\1</code>', content)
@@ -64,6 +87,25 @@ def on_post_build(config: Any) -> None:
 
     if found := sorted(outside_requests(Path(config["site_dir"]))):
         raise Abort("the site must load nothing from other hosts:\n" + "\n".join(found))
+
+
+def drawn_in_page(image: re.Match[str], url: str) -> str:
+    """The SVG of a figure in the colours of the page, where there is one next to its PNG."""
+    figure = (ROOT / "docs" / url / image[2]).resolve().with_suffix(".svg")
+    if not figure.is_file():
+        return image[0]
+    svg = figure.read_text(encoding="utf-8").partition("<svg")[2]
+    for inks, ours in PAINT.items():
+        svg = re.sub(rf"(fill|stroke): (?:{inks})\b", rf"\1: {ours}", svg)
+    return f'<figure class="drawn" role="img" aria-label="{image[1]}"><svg{svg}</figure>'
+
+
+def questions_page() -> str:
+    """The questions of newcomers, each with a link to the page that answers it. A search does not find this page."""
+    from seqarch.tables import read_csv
+
+    lines = [f"* [{row['question']}]({row['page']})" for row in read_csv(ASKED)]
+    return "\n".join(["---\nsearch:\n  exclude: true\n---\n# Questions\n", *lines])
 
 
 def root_page(source: str) -> str:

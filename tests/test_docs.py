@@ -30,7 +30,7 @@ ROOT_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md
 PAGES = [*ROOT_PAGES, *sorted((ROOT / "docs").glob("**/*.md"))]
 ZOO, RECALL = ROOT / "plugins" / "seqarch-zoo", ROOT / "plugins" / "seqarch-recall"
 WITH_COMMANDS = [*PAGES, RECALL / "README.md", ZOO / "README.md", *sorted(ZOO.glob("pages/*.md"))]
-GENERATED = {"options.md", "contributing.md", "changelog.md"}
+GENERATED = {"options.md", "contributing.md", "changelog.md", "notebook.md", "questions.md", "results/gallery.md"}
 """Pages that `scripts/site.py` makes."""
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 FILE_NAME = r"^`([\w./]+)`[^\n]*:\n"

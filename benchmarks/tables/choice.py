@@ -1,6 +1,6 @@
 """Which architecture should one take? The needs, and the figures of the gap, also against recall.
 
-python -m benchmarks.tables.choice       # draws docs/results/fourteen/gaps.png and recall.png
+python -m benchmarks.tables.choice       # draws docs/results/fourteen/gaps and recall, as PNG and SVG
 """
 
 from __future__ import annotations
@@ -154,4 +154,3 @@ def gap_figure() -> Picture:
 if __name__ == "__main__":
     for name, drawn in (("recall", figure()), ("gaps", gap_figure())):
         write(drawn, RESULTS / f"fourteen/{name}")
-        (RESULTS / f"fourteen/{name}.svg").unlink()

@@ -100,7 +100,7 @@ def memory() -> Table:
     """What each recipe takes on one GPU with the sequences per step that it has; ratios are within one call."""
     rows = [row for row in read("mixers") if row["commit"].startswith(ALL_RECIPES)]
     rows = [row for row in rows if row["of"] == "seqarch" and not row["times_fla"]]
-    table = [["recipe", "sequences", "peak memory", "tokens/s", "MFU", "speed to full attention"]]
+    table = [["recipe", "peak memory", "tokens/s", "MFU", "speed to full attention"]]
     for size in ("110m", "1b"):
         own = [row for row in rows if row["name"].endswith(size)]
         (full,) = (float(row["tokens_per_s"]) for row in own if row["name"] == f"transformer_pp_{size}")
@@ -111,7 +111,7 @@ def memory() -> Table:
 
 def _step(row: Row) -> list[str]:
     mfu = f"{100 * float(row['mfu']):.0f} %"
-    return [f"`{row['name']}`", row["micro_batch_size"], f"{float(row['peak_gib']):.1f} GiB", rate(row), mfu]
+    return [f"`{row['name']}`", f"{float(row['peak_gib']):.1f} GiB", rate(row), mfu]
 
 
 def _long() -> list[tuple[Row, float]]:
@@ -191,12 +191,6 @@ def start_up() -> str:
     rows = [row for row in read("mixers") if row["commit"].startswith(ALL_RECIPES) and not row["times_fla"]]
     seconds = [float(row["start_up_s"]) for row in rows if row["of"] == "seqarch"]
     return f"{min(seconds):.0f} to {max(seconds):.0f}"
-
-
-def latest(recipe: str) -> str:
-    """Tokens per second of a recipe's last row, and its memory."""
-    row = [row for row in read("mixers") if (row["name"], row["of"]) == (recipe, "seqarch")][-1]
-    return f"{rate(row)} tokens per second with {float(row['peak_gib']):.1f} GiB"
 
 
 def fla_step() -> str:

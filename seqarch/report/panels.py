@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +78,11 @@ class Picture(Figure):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.plotted: list[Plotted] = []
+
+    def _repr_png_(self) -> bytes:
+        picture = BytesIO()  # a notebook shows it without pyplot
+        FigureCanvasAgg(self).print_png(picture)
+        return picture.getvalue()
 
     def plot(self, axes: Axes, group: str, x: Any, y: Any, notes: Sequence[str] = (), **style: Any) -> None:
         """Draws a line; `notes` has a text for each point, or none at all."""
