@@ -24,33 +24,39 @@ MOST = 255
 
 
 @contextlib.contextmanager
-def atomic(path: Path, *, durable: bool = False, replace: bool = True) -> Iterator[Path]:
+def atomic(path: Path, *, durable: bool = False, replace: bool = True, folders: bool = False) -> Iterator[Path]:
     """A path to write to instead of `path`. The file, or folder, replaces `path` when the block ends without an error.
 
     Args:
         path: the file or folder to write; its folder is made if needed.
         durable: wait until the file and its name are on disk, so that they survive a crash of the machine.
         replace: whether this process puts the file in place. Only one does if several write it.
+        folders: whether it may be a folder, and a folder that is in the way may go.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
+    clear = remove if folders else _unlink
     if replace:
-        remove(partial)  # in another person's folder it may be a link to any file, or a FIFO
+        clear(partial)  # in another person's folder it may be a link to any file, or a FIFO
     try:
         yield partial
         if not replace:
             return
         if durable:
             sync(partial)
-        if path.is_dir():
-            remove(path)  # no folder is replaced while it holds something
+        if folders and path.is_dir():
+            clear(path)  # no folder is replaced while it holds something
         os.replace(partial, path)
         if durable:
             sync(path.parent)
     except BaseException:
         if replace:
-            remove(partial)
+            clear(partial)
         raise
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:
@@ -58,7 +64,7 @@ def remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink(missing_ok=True)
+        _unlink(path)
 
 
 @contextlib.contextmanager

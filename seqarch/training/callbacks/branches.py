@@ -57,12 +57,12 @@ class Branches(EveryNSteps, Checkpoint):
         if trainer.strategy.broadcast(newest_checkpoint(branch)) is not None:
             return  # finished, and the run was interrupted before it wrote a later checkpoint than this step's
         first = checkpoint_path(branch, step)
-        with atomic(first, durable=True, replace=trainer.is_global_zero) as partial:
+        with atomic(first, durable=True, replace=trainer.is_global_zero, folders=True) as partial:
             trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
             if trainer.is_global_zero:
                 begin(run, branch, step)
         if trainer.is_global_zero:
-            with atomic(checkpoint_path(run, step), durable=True) as partial:
+            with atomic(checkpoint_path(run, step), durable=True, folders=True) as partial:
                 (shutil.copytree if first.is_dir() else shutil.copy2)(first, partial)
         trainer.strategy.barrier()
         trainer.should_stop = True
