@@ -1,77 +1,149 @@
 """Published families whose weights fit seqarch's own layers: GPT-2, Llama and its relatives, Mamba-1 and Mamba-2."""
 
 import math
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from seqarch.errors import UserError, check_known
-from seqarch.hf.fla import DELTA_FAMILIES, RWKV7_FAMILY
-from seqarch.hf.rules import (
-    NAMES,
-    Config,
-    Family,
-    Options,
-    Rule,
-    embedding_rules,
-    hidden_width,
-    the_mixer,
-    to_ours,
-    to_theirs,
-)
+from seqarch.hf.fla import RWKV7, DeltaNet, GatedDeltaNet
+from seqarch.hf.rules import BLOCK, NAMES, Config, Entries, Family, Fixed, Options, Rule, hidden_width
 
 SCALED = "seqarch.mixers.positions.ScaledRoPE"
-GPT2_NAMES = {"vocab_size": "vocab_size", "d_model": "n_embd", "n_layers": "n_layer"}
-GPT2_NAMES |= {"learned_positions": "n_positions", "norm_eps": "layer_norm_epsilon"}
-LLAMA = {**NAMES, "norm_eps": "rms_norm_eps"}
-MAMBA = {**NAMES, "norm_eps": "layer_norm_epsilon", "residual_in_fp32": "residual_in_fp32"}
-MAMBA_MIXER = {"d_state": "state_size", "expand": "expand"}
 
 
-def _gpt2_options(c: Config) -> dict[str, Any]:
-    attention = {"n_heads": c["n_head"], "position": "none", "bias": True}
-    return {
-        **to_ours(c, GPT2_NAMES),
-        "norm": "layernorm",
-        "mixers": {"attention": {"class_path": "Attention", "init_args": attention}},
-        "feed_forward": {"class_path": "GELUMLP", "init_args": {"hidden": c.get("n_inner") or 4 * c["n_embd"]}},
+class GPT2(Family):
+    model_type, architecture, mixer = "gpt2", "GPT2LMHeadModel", "Attention"
+    names: ClassVar[Entries] = {
+        **{"vocab_size": "vocab_size", "d_model": "n_embd", "n_layers": "n_layer"},
+        **{"learned_positions": "n_positions", "norm_eps": "layer_norm_epsilon"},
     }
-
-
-def _gpt2_rules(c: Config) -> list[Rule]:
-    rules = embedding_rules("transformer.wte.weight", "transformer.ln_f", True, bias=True)
-    rules.append(Rule("lm.positions.weight", ("transformer.wpe.weight",)))
-    layers = {"mixer_norm": "ln_1", "feed_forward_norm": "ln_2"}
-    matrices = {
-        "mixer.qkv": "attn.c_attn",
-        "mixer.out": "attn.c_proj",
-        "feed_forward.up": "mlp.c_fc",
-        "feed_forward.down": "mlp.c_proj",
+    fixed: ClassVar[Fixed] = {
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
     }
-    for ours, theirs in {**layers, **matrices}.items():
-        for kind in ("weight", "bias"):
-            layout = "transposed" if ours in matrices else "same"
-            rules.append(Rule(f"lm.blocks.{{i}}.{ours}.{kind}", (f"transformer.h.{{i}}.{theirs}.{kind}",), layout))
-    return rules
+    layer, prefix = "transformer.h.{i}.", "transformer."
+    dropped = (".attn.bias", ".attn.masked_bias")
+
+    def options(self, c: Config) -> dict[str, Any]:
+        hidden = c.get("n_inner") or 4 * c["n_embd"]
+        return {
+            **self.to_ours(c, {"n_heads": c["n_head"], "position": "none", "bias": True}),
+            "norm": "layernorm",
+            "feed_forward": {"class_path": "GELUMLP", "init_args": {"hidden": hidden}},
+        }
+
+    def rules(self, c: Config) -> list[Rule]:
+        matrices = {"mixer.qkv": "attn.c_attn", "mixer.out": "attn.c_proj"}
+        matrices |= {"feed_forward.up": "mlp.c_fc", "feed_forward.down": "mlp.c_proj"}
+        return [
+            *self.around(c, "transformer.wte", "transformer.ln_f", bias=True),
+            Rule("lm.positions.weight", ("transformer.wpe.weight",)),
+            *self.in_layers({"mixer_norm": "ln_1", "feed_forward_norm": "ln_2"}, ".weight", ".bias"),
+            *self.in_layers(matrices, ".weight", ".bias", layout="transposed"),
+        ]
+
+    def config(self, model: Options) -> dict[str, Any]:
+        return {**self.to_theirs(model), "n_head": self.mixer_of(model)["n_heads"], "n_inner": hidden_width(model)}
 
 
-def _gpt2_config(model: Options) -> dict[str, Any]:
-    heads = the_mixer(model, "Attention")["n_heads"]
-    return {**to_theirs(model, GPT2_NAMES), "n_head": heads, "n_inner": hidden_width(model)}
+class Llama(Family):
+    model_type, architecture, mixer = "llama", "LlamaForCausalLM", "Attention"
+    names: ClassVar[Entries] = {**NAMES, "norm_eps": "rms_norm_eps"}
+    defaults: ClassVar[Entries] = {"tie_word_embeddings": False}
+    fixed: ClassVar[Fixed] = {
+        "hidden_act": ("silu",),
+        "mlp_bias": (False,),
+        "pretraining_tp": (1,),
+        "use_sliding_window": (False,),
+        "layer_types": (None, "full_attention"),
+    }
+    dropped = ("rotary_emb.inv_freq",)
+    bias: ClassVar[bool | str] = False
+    """Which projections have one, unless `config.json` says so."""
+    qk_norm: ClassVar[bool] = False
+    window: ClassVar[bool] = False
+    """Whether `config.json` may have a window."""
+
+    def options(self, c: Config) -> dict[str, Any]:
+        attention: dict[str, Any] = {
+            "n_heads": c["num_attention_heads"],
+            "n_kv_heads": c.get("num_key_value_heads") or c["num_attention_heads"],
+            "head_dim": _head_dim(c),
+            "bias": self.bias or bool(c.get("attention_bias", False)),
+            **_rope(c),
+        }
+        if self.qk_norm:
+            attention |= {"qk_norm": "weighted", "qk_norm_eps": c["rms_norm_eps"]}
+        if self.window:
+            attention["window"] = c.get("sliding_window")
+        feed_forward = {"class_path": "SwiGLU", "init_args": {"hidden": c["intermediate_size"]}}
+        return {**self.to_ours(c, attention), "feed_forward": feed_forward}
+
+    def rules(self, c: Config) -> list[Rule]:
+        heads, kv_heads = c["num_attention_heads"], c.get("num_key_value_heads") or c["num_attention_heads"]
+        sizes = tuple(count * _head_dim(c) for count in (heads, kv_heads, kv_heads))
+        bias = self.bias or bool(c.get("attention_bias", False))
+        rules = self.around(c, "model.embed_tokens", "model.norm")
+        for kind in ("weight", "bias") if bias else ("weight",):
+            joined = tuple(f"{self.layer}self_attn.{part}_proj.{kind}" for part in "qkv")
+            rules.append(Rule(f"{BLOCK}mixer.qkv.{kind}", joined, sizes=sizes))
+        rules += self.in_layers(
+            {"mixer.out": "self_attn.o_proj"}, *((".weight", ".bias") if bias is True else (".weight",))
+        )
+        others = {"mixer_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm"}
+        others |= {f"feed_forward.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+        if self.qk_norm:
+            others |= {"mixer.attend.norms.0": "self_attn.q_norm", "mixer.attend.norms.1": "self_attn.k_norm"}
+        return rules + self.in_layers(others, ".weight")
+
+    def config(self, model: Options) -> dict[str, Any]:
+        attention = self.mixer_of(model)
+        config = {
+            **self.to_theirs(model),
+            "num_attention_heads": attention["n_heads"],
+            "num_key_value_heads": attention["n_kv_heads"] or attention["n_heads"],
+            "head_dim": attention["head_dim"] or model["d_model"] // attention["n_heads"],
+            "intermediate_size": hidden_width(model),
+            "rope_parameters": _rope_parameters(attention),
+        }
+        if not self.bias:
+            config["attention_bias"] = attention["bias"] is True
+        return {**config, "sliding_window": attention["window"]} if self.window else config
+
+
+class Mistral(Llama):
+    model_type, architecture, window = "mistral", "MistralForCausalLM", True
+    fixed: ClassVar[Fixed] = {key: values for key, values in Llama.fixed.items() if key != "layer_types"}
+
+
+class Qwen2(Llama):
+    model_type, architecture, bias = "qwen2", "Qwen2ForCausalLM", "qkv"
+
+
+class Qwen3(Llama):
+    model_type, architecture, qk_norm = "qwen3", "Qwen3ForCausalLM", True
+    fixed: ClassVar[Fixed] = {**Llama.fixed, "attention_bias": (False,)}
+
+
+def _head_dim(c: Config) -> int:
+    return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
 
 
 def _rope(c: Config) -> dict[str, Any]:
     """The options of positions; `rope_parameters` is the newer form of `rope_theta` and `rope_scaling`."""
     old = {"rope_theta": c.get("rope_theta", 10000.0), **(c.get("rope_scaling") or {})}
-    given = {**old, **(c.get("rope_parameters") or {})}
-    kind, base = given.get("rope_type") or given.get("type") or "default", float(given["rope_theta"])
+    rope = {**old, **(c.get("rope_parameters") or {})}
+    kind, base = rope.get("rope_type") or rope.get("type") or "default", float(rope["rope_theta"])
     if kind == "default":
         return {"rope_base": base}
-    if kind not in ("linear", "llama3") or given.get("partial_rotary_factor", 1.0) != 1.0:
+    if kind not in ("linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(f"config.json has rope_type '{kind}': seqarch computes default, linear or llama3, whole heads")
-    options: dict[str, Any] = {"base": base, "factor": float(given["factor"]), "rule": kind}
+    options: dict[str, Any] = {"base": base, "factor": float(rope["factor"]), "rule": kind}
     if kind == "llama3":
-        options |= {"low": float(given["low_freq_factor"]), "high": float(given["high_freq_factor"])}
-        options["original_length"] = given["original_max_position_embeddings"]
+        options |= {"low": float(rope["low_freq_factor"]), "high": float(rope["high_freq_factor"])}
+        options["original_length"] = rope["original_max_position_embeddings"]
     return {"position": {"class_path": SCALED, "init_args": options}}
 
 
@@ -80,185 +152,79 @@ def _rope_parameters(attention: Options) -> dict[str, Any]:
     position = attention["position"]
     if isinstance(position, str):
         return {"rope_type": "default", "rope_theta": attention["rope_base"]}
-    given = position["init_args"]
-    parameters = {"rope_type": given.get("rule"), "rope_theta": given.get("base"), "factor": given.get("factor")}
-    if given.get("rule") == "llama3":
-        parameters |= {"low_freq_factor": given["low"], "high_freq_factor": given["high"]}
-        parameters["original_max_position_embeddings"] = given["original_length"]
+    options = position["init_args"]
+    parameters = {"rope_type": options.get("rule"), "rope_theta": options.get("base"), "factor": options.get("factor")}
+    if options.get("rule") == "llama3":
+        parameters |= {"low_freq_factor": options["low"], "high_freq_factor": options["high"]}
+        parameters["original_max_position_embeddings"] = options["original_length"]
     return parameters
 
 
-def _head_dim(c: Config) -> int:
-    return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+class Mamba(Family):
+    model_type, architecture, mixer = "mamba", "MambaForCausalLM", "Mamba1"
+    names: ClassVar[Entries] = {**NAMES, "norm_eps": "layer_norm_epsilon", "residual_in_fp32": "residual_in_fp32"}
+    defaults: ClassVar[Entries] = {"tie_word_embeddings": True, "residual_in_fp32": True}
+    fixed: ClassVar[Fixed] = {"hidden_act": ("silu",), "use_bias": (False,), "use_conv_bias": (True,)}
+    layer = "backbone.layers.{i}."
+    projections: ClassVar[tuple[str, ...]] = ("in_proj", "out_proj", "x_proj", "dt_proj")
+    own: ClassVar[Entries] = {"mixer.dt_bias": "mixer.dt_proj.bias"}
 
+    def options(self, c: Config) -> dict[str, Any]:
+        shared = {"d_state": c["state_size"], "expand": c["expand"], "conv_size": c["conv_kernel"]}
+        return {**self.to_ours(c, {**shared, **self.sizes(c, c["expand"] * c["hidden_size"])}), "feed_forward": None}
 
-def _llama_options(c: Config, *, bias: bool | str, qk_norm: bool, window: bool) -> dict[str, Any]:
-    attention: dict[str, Any] = {
-        "n_heads": c["num_attention_heads"],
-        "n_kv_heads": c.get("num_key_value_heads") or c["num_attention_heads"],
-        "head_dim": _head_dim(c),
-        "bias": bias or bool(c.get("attention_bias", False)),
-        **_rope(c),
-    }
-    if qk_norm:
-        attention |= {"qk_norm": "weighted", "qk_norm_eps": c["rms_norm_eps"]}
-    if window:
-        attention["window"] = c.get("sliding_window")
-    return {
-        **to_ours(c, LLAMA, tie_word_embeddings=False),
-        "mixers": {"attention": {"class_path": "Attention", "init_args": attention}},
-        "feed_forward": {"class_path": "SwiGLU", "init_args": {"hidden": c["intermediate_size"]}},
-    }
-
-
-def _llama_rules(c: Config, *, bias: bool | str, qk_norm: bool) -> list[Rule]:
-    block, layer = "lm.blocks.{i}.", "model.layers.{i}."
-    heads, kv_heads = c["num_attention_heads"], c.get("num_key_value_heads") or c["num_attention_heads"]
-    sizes = tuple(count * _head_dim(c) for count in (heads, kv_heads, kv_heads))
-    rules = embedding_rules("model.embed_tokens.weight", "model.norm", c.get("tie_word_embeddings", False))
-    bias = bias or bool(c.get("attention_bias", False))
-    for kind in ("weight", "bias") if bias else ("weight",):
-        joined = tuple(f"{layer}self_attn.{part}_proj.{kind}" for part in "qkv")
-        rules.append(Rule(f"{block}mixer.qkv.{kind}", joined, sizes=sizes))
-    for kind in ("weight", "bias") if bias is True else ("weight",):
-        rules.append(Rule(f"{block}mixer.out.{kind}", (f"{layer}self_attn.o_proj.{kind}",)))
-    others = {
-        "mixer_norm": "input_layernorm",
-        "feed_forward_norm": "post_attention_layernorm",
-        **{f"feed_forward.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-    }
-    if qk_norm:
-        others |= {"mixer.attend.norms.0": "self_attn.q_norm", "mixer.attend.norms.1": "self_attn.k_norm"}
-    return rules + [Rule(f"{block}{ours}.weight", (f"{layer}{theirs}.weight",)) for ours, theirs in others.items()]
-
-
-def _llama_config(model: Options, *, bias: bool | str, qk_norm: bool, window: bool) -> dict[str, Any]:
-    attention = the_mixer(model, "Attention")
-    config = {
-        **to_theirs(model, LLAMA),
-        "num_attention_heads": attention["n_heads"],
-        "num_key_value_heads": attention["n_kv_heads"] or attention["n_heads"],
-        "head_dim": attention["head_dim"] or model["d_model"] // attention["n_heads"],
-        "intermediate_size": hidden_width(model),
-        "rope_parameters": _rope_parameters(attention),
-    }
-    if not bias:
-        config["attention_bias"] = attention["bias"] is True
-    return {**config, "sliding_window": attention["window"]} if window else config
-
-
-def _llama(
-    model_type: str, name: str, *, bias: bool | str = False, qk_norm: bool = False, window: bool = False
-) -> Family:
-    fixed: dict[str, tuple[Any, ...]] = {
-        "hidden_act": ("silu",),
-        "mlp_bias": (False,),
-        "pretraining_tp": (1,),
-        "use_sliding_window": (False,),
-    }
-    if not window:
-        fixed["layer_types"] = (None, "full_attention")
-    if qk_norm:
-        fixed["attention_bias"] = (False,)
-    return Family(
-        model_type,
-        f"{name}ForCausalLM",
-        fixed,
-        partial(_llama_options, bias=bias, qk_norm=qk_norm, window=window),
-        partial(_llama_rules, bias=bias, qk_norm=qk_norm),
-        partial(_llama_config, bias=bias, qk_norm=qk_norm, window=window),
-        dropped=("rotary_emb.inv_freq",),
-    )
-
-
-def _mamba_options(c: Config, *, second: bool) -> dict[str, Any]:
-    mixer = {**to_ours(c, MAMBA_MIXER), "conv_size": c["conv_kernel"]}
-    inner = c["expand"] * c["hidden_size"]
-    if second:
-        mixer |= {"head_dim": c["head_dim"], "n_groups": c["n_groups"]}
-        if c["num_heads"] * c["head_dim"] != inner:
-            raise UserError(f"config.json has num_heads {c['num_heads']}: seqarch computes {inner // c['head_dim']}")
-    else:
-        mixer["dt_rank"] = c["time_step_rank"]
+    def sizes(self, c: Config, inner: int) -> dict[str, Any]:
+        """The mixer's own options, for an inner width."""
         if c.get("intermediate_size", inner) != inner:
             raise UserError(f"config.json has intermediate_size {c['intermediate_size']}: seqarch computes {inner}")
-    return {
-        **to_ours(c, MAMBA, tie_word_embeddings=True, residual_in_fp32=True),
-        "feed_forward": None,
-        "mixers": {"mamba": {"class_path": "Mamba2" if second else "Mamba1", "init_args": mixer}},
+        return {"dt_rank": c["time_step_rank"]}
+
+    def rules(self, c: Config) -> list[Rule]:
+        vectors = {"mixer.A_log": "mixer.A_log", "mixer.D": "mixer.D", "mixer.convolution.bias": "mixer.conv1d.bias"}
+        return [
+            *self.around(c, "backbone.embeddings", "backbone.norm_f"),
+            *self.in_layers({**vectors, **self.own}, ""),
+            *self.in_layers(
+                {"mixer_norm": "norm", **{f"mixer.{one}": f"mixer.{one}" for one in self.projections}}, ".weight"
+            ),
+            *self.in_layers({"mixer.convolution": "mixer.conv1d"}, ".weight", layout="depthwise"),
+        ]
+
+    def config(self, model: Options) -> dict[str, Any]:
+        mixer = self.mixer_of(model)
+        shared = {"state_size": mixer["d_state"], "expand": mixer["expand"], "conv_kernel": mixer["conv_size"] or 4}
+        return {**self.to_theirs(model), **shared, **self.their_sizes(mixer, model["d_model"])}
+
+    def their_sizes(self, mixer: Options, width: int) -> dict[str, Any]:
+        """`sizes` reversed, for a `d_model`."""
+        rank = mixer["dt_rank"]
+        rank = math.ceil(width / 16) if rank == "auto" else rank
+        return {"intermediate_size": mixer["expand"] * width, "time_step_rank": rank}
+
+
+class Mamba2(Mamba):
+    model_type, architecture, mixer = "mamba2", "Mamba2ForCausalLM", "Mamba2"
+    fixed: ClassVar[Fixed] = {
+        **Mamba.fixed,
+        "n_groups": (1,),  # transformers norms all groups together
+        "layer_norm_epsilon": (1e-5,),  # our gated norm's
+        "time_step_limit": ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
     }
+    projections = ("in_proj", "out_proj")
+    own: ClassVar[Entries] = {"mixer.dt_bias": "mixer.dt_bias", "mixer.norm_weight": "mixer.norm.weight"}
+
+    def sizes(self, c: Config, inner: int) -> dict[str, Any]:
+        if c["num_heads"] * c["head_dim"] != inner:
+            raise UserError(f"config.json has num_heads {c['num_heads']}: seqarch computes {inner // c['head_dim']}")
+        return {"head_dim": c["head_dim"], "n_groups": c["n_groups"]}
+
+    def their_sizes(self, mixer: Options, width: int) -> dict[str, Any]:
+        heads = mixer["expand"] * width // mixer["head_dim"]
+        return {"num_heads": heads, "head_dim": mixer["head_dim"], "n_groups": mixer["n_groups"]}
 
 
-def _mamba_rules(c: Config, *, second: bool) -> list[Rule]:
-    block, layer = "lm.blocks.{i}.", "backbone.layers.{i}."
-    tied = c.get("tie_word_embeddings", True)
-    same = {"mixer.A_log": "A_log", "mixer.D": "D", "mixer.convolution.bias": "conv1d.bias"}
-    same |= {f"mixer.{name}.weight": f"{name}.weight" for name in ("in_proj", "out_proj")}
-    if second:
-        same |= {"mixer.dt_bias": "dt_bias", "mixer.norm_weight": "norm.weight"}
-    else:
-        same |= {f"mixer.{name}.weight": f"{name}.weight" for name in ("x_proj", "dt_proj")}
-        same["mixer.dt_bias"] = "dt_proj.bias"
-    rules = [Rule(block + ours, (f"{layer}mixer.{theirs}",)) for ours, theirs in same.items()]
-    rules.append(Rule(f"{block}mixer.convolution.weight", (f"{layer}mixer.conv1d.weight",), "depthwise"))
-    rules.append(Rule(f"{block}mixer_norm.weight", (f"{layer}norm.weight",)))
-    return [*embedding_rules("backbone.embeddings.weight", "backbone.norm_f", tied), *rules]
-
-
-def _mamba_config(model: Options, *, second: bool) -> dict[str, Any]:
-    mixer = the_mixer(model, "Mamba2" if second else "Mamba1")
-    config = {**to_theirs(model, MAMBA), **to_theirs(mixer, MAMBA_MIXER), "conv_kernel": mixer["conv_size"] or 4}
-    inner = mixer["expand"] * model["d_model"]
-    if second:
-        heads = {"num_heads": inner // mixer["head_dim"], "head_dim": mixer["head_dim"]}
-        return {**config, **heads, "n_groups": mixer["n_groups"]}
-    rank = mixer["dt_rank"]
-    return {
-        **config,
-        "intermediate_size": inner,
-        "time_step_rank": math.ceil(model["d_model"] / 16) if rank == "auto" else rank,
-    }
-
-
-def _mamba(model_type: str, name: str, *, second: bool) -> Family:
-    fixed: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",), "use_bias": (False,), "use_conv_bias": (True,)}
-    if second:  # transformers norms all groups together; our gated norm has this epsilon
-        limits = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
-        fixed |= {"n_groups": (1,), "layer_norm_epsilon": (1e-5,), "time_step_limit": limits}
-    return Family(
-        model_type,
-        f"{name}ForCausalLM",
-        fixed,
-        partial(_mamba_options, second=second),
-        partial(_mamba_rules, second=second),
-        partial(_mamba_config, second=second),
-    )
-
-
-GPT2 = {
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
-}
-FAMILIES = {
-    each.model_type: each
-    for each in (
-        Family(
-            "gpt2", "GPT2LMHeadModel", GPT2, _gpt2_options, _gpt2_rules, _gpt2_config, "transformer.",
-            (".attn.bias", ".attn.masked_bias"),
-        ),
-        _llama("llama", "Llama"),
-        _llama("mistral", "Mistral", window=True),
-        _llama("qwen2", "Qwen2", bias="qkv"),
-        _llama("qwen3", "Qwen3", qk_norm=True),
-        _mamba("mamba", "Mamba", second=False),
-        _mamba("mamba2", "Mamba2", second=True),
-        *DELTA_FAMILIES,
-        RWKV7_FAMILY,
-    )
-}  # fmt: skip
+KINDS = (GPT2, Llama, Mistral, Qwen2, Qwen3, Mamba, Mamba2, DeltaNet, GatedDeltaNet, RWKV7)
+FAMILIES: dict[str, Family] = {kind.model_type: kind() for kind in KINDS}
 
 
 def family(name: str) -> Family:

@@ -1,7 +1,8 @@
 """How the tensors of a published family are named and laid out there and here; each rule works in both directions."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,16 @@ Layout = Literal["same", "transposed", "depthwise", "broadcast"]
 Config = Mapping[str, Any]
 Options = Mapping[str, Any]
 """The options of a `SequenceLM`, as a recipe has them."""
+Entries = dict[str, Any]
+Fixed = dict[str, tuple[Any, ...]]
+BLOCK = "lm.blocks.{i}."
+NAMES = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "tie_embeddings": "tie_word_embeddings",
+}
+"""Options of the model, and what most families call them."""
 
 
 class Rule(NamedTuple):
@@ -47,30 +58,45 @@ class Rule(NamedTuple):
         return [_published(each, self.layout, back=True).contiguous() for each in parts]
 
 
-class Family(NamedTuple):
-    """A published family.
+class Family(ABC):
+    """A published family: how its configuration and its tensors become ours, and ours become its own."""
 
-    Args:
-        model_type: its name in `config.json`.
-        architecture: its class in transformers.
-        fixed: keys of `config.json` that change what is computed, with the only values that seqarch computes.
-        options: from `config.json` to the options of `SequenceLM`, as a recipe has them.
-        rules: from `config.json` to the rules; those with `{i}` hold for each layer.
-        config: from options back to `config.json`; raises `UserError` for what the family cannot express.
-        prefix: of names, which some files leave out.
-        package: that has the class, "fla" where it is not transformers.
-        dropped: endings of names of tensors that hold no weights.
-    """
+    model_type: ClassVar[str]
+    """Its name in `config.json`."""
+    architecture: ClassVar[str]
+    """Its class in transformers."""
+    mixer: ClassVar[str]
+    """Our mixer of all its layers."""
+    names: ClassVar[Entries]
+    """Options of our model, and what `config.json` calls them."""
+    defaults: ClassVar[Entries] = {}
+    """Entries that `config.json` may lack."""
+    fixed: ClassVar[Fixed]
+    """Keys of `config.json` that change what is computed, with the only values that seqarch computes."""
+    layer: ClassVar[str] = "model.layers.{i}."
+    """What the names of a layer's tensors begin with."""
+    prefix: ClassVar[str] = ""
+    """What all names begin with, except in some files."""
+    dropped: ClassVar[tuple[str, ...]] = ()
+    """Endings of names of tensors that hold no weights."""
+    package: ClassVar[str] = "transformers"
+    """The package that has the class."""
 
-    model_type: str
-    architecture: str
-    fixed: Mapping[str, tuple[Any, ...]]
-    options: Callable[[Config], dict[str, Any]]
-    rules: Callable[[Config], list[Rule]]
-    config: Callable[[Mapping[str, Any]], dict[str, Any]]
-    prefix: str = ""
-    dropped: tuple[str, ...] = ()
-    package: str = "transformers"
+    @abstractmethod
+    def options(self, c: Config) -> dict[str, Any]:
+        """The options of `SequenceLM`, as a recipe has them, from `config.json`."""
+
+    @abstractmethod
+    def rules(self, c: Config) -> list[Rule]:
+        """The rules for the tensors; those with `{i}` hold for each layer."""
+
+    @abstractmethod
+    def config(self, model: Options) -> dict[str, Any]:
+        """`config.json` of a model's options.
+
+        Raises:
+            UserError: the family cannot express the model.
+        """
 
     def check(self, config: Config) -> None:
         """Raise `UserError` for a configuration that seqarch does not compute."""
@@ -85,6 +111,39 @@ class Family(NamedTuple):
         for rule in self.rules(config):
             layers = range(n_layers) if "{i}" in rule.ours else range(1)
             yield from (rule.of_layer(layer) for layer in layers)
+
+    def to_ours(self, config: Config, mixer: Options) -> dict[str, Any]:
+        """The options that `names` has, and those of the mixer."""
+        given = {**self.defaults, **config}
+        options = {ours: given[theirs] for ours, theirs in self.names.items()}
+        return {**options, "mixers": {"mixer": {"class_path": self.mixer, "init_args": dict(mixer)}}}
+
+    def to_theirs(self, model: Options) -> dict[str, Any]:
+        """`to_ours` reversed."""
+        return {theirs: model[ours] for ours, theirs in self.names.items()}
+
+    def mixer_of(self, model: Options) -> dict[str, Any]:
+        """The options of a model's only mixer, which must be the family's."""
+        kinds = {str(each["class_path"]).rpartition(".")[2] for each in model["mixers"].values()}
+        if kinds != {self.mixer} or len(model["mixers"]) != 1:
+            raise UserError(f"its layers are {', '.join(sorted(kinds))}: this family has only {self.mixer}")
+        (mixer,) = model["mixers"].values()
+        return mixer["init_args"]
+
+    def in_layers(self, names: Mapping[str, str], *endings: str, layout: Layout = "same") -> list[Rule]:
+        """Rules for tensors of every layer: our names and theirs, each with these endings."""
+        return [
+            Rule(f"{BLOCK}{ours}{ending}", (f"{self.layer}{theirs}{ending}",), layout)
+            for ours, theirs in names.items()
+            for ending in endings
+        ]
+
+    def around(self, config: Config, embedding: str, norm: str, *, bias: bool = False) -> list[Rule]:
+        """The rules of the embedding, the last norm and, unless it is tied, the head."""
+        rules = [Rule("lm.embedding.weight", (f"{embedding}.weight",)), Rule("lm.norm.weight", (f"{norm}.weight",))]
+        rules += [Rule("lm.norm.bias", (f"{norm}.bias",))] if bias else []
+        tied = {**self.defaults, **config}.get("tie_word_embeddings", True)
+        return rules if tied else [*rules, Rule("lm.head.weight", ("lm_head.weight",))]
 
 
 def convert(
@@ -126,42 +185,6 @@ def _published(tensor: Tensor, layout: Layout, *, back: bool) -> Tensor:
     return tensor
 
 
-NAMES = {
-    "vocab_size": "vocab_size",
-    "d_model": "hidden_size",
-    "n_layers": "num_hidden_layers",
-    "tie_embeddings": "tie_word_embeddings",
-}
-"""Options of the model, and what most families call them."""
-
-
-def to_ours(config: Config, names: Mapping[str, str], **defaults: Any) -> dict[str, Any]:
-    """Options from the entries of `config.json` with these names; `defaults` of entries that it may lack."""
-    given = {**defaults, **config}
-    return {ours: given[theirs] for ours, theirs in names.items()}
-
-
-def to_theirs(options: Options, names: Mapping[str, str]) -> dict[str, Any]:
-    """`to_ours` reversed."""
-    return {theirs: options[ours] for ours, theirs in names.items()}
-
-
-def the_mixer(model: Options, name: str) -> dict[str, Any]:
-    """The options of a model's only mixer, which must be of the class `name`."""
-    kinds = {str(each["class_path"]).rpartition(".")[2] for each in model["mixers"].values()}
-    if kinds != {name} or len(model["mixers"]) != 1:
-        raise UserError(f"its layers are {', '.join(sorted(kinds))}: this family has only {name}")
-    (mixer,) = model["mixers"].values()
-    return mixer["init_args"]
-
-
 def hidden_width(model: Options) -> int | None:
     """The width of the feed-forward layer, if its options give one."""
     return ((model.get("feed_forward") or {}).get("init_args") or {}).get("hidden")
-
-
-def embedding_rules(theirs: str, final: str, tied: bool, *, bias: bool = False) -> list[Rule]:
-    """The rules of the embedding, the last norm and, unless it is tied, the head."""
-    rules = [Rule("lm.embedding.weight", (theirs,)), Rule("lm.norm.weight", (f"{final}.weight",))]
-    rules += [Rule("lm.norm.bias", (f"{final}.bias",))] if bias else []
-    return rules if tied else [*rules, Rule("lm.head.weight", ("lm_head.weight",))]
