@@ -65,6 +65,10 @@ class TestFlaLayer(MixerSuite):
         monkeypatch.setattr(module, "layer_class", lambda name: WideSum)
         monkeypatch.setattr(module, "interpreting", lambda: True)
 
+    def test_two_processes_share_a_sequence(self, configuration):
+        with pytest.raises(UserError, match="FlaState.cache is a Cache: no process can send it"):
+            super().test_two_processes_share_a_sequence(configuration)
+
 
 class FirstValues(RunningSum):
     """A layer whose first in a model hands its values to the later ones, with the names of fla's RWKV-7."""
