@@ -66,7 +66,7 @@ class TestFlaLayer(MixerSuite):
         monkeypatch.setattr(module, "interpreting", lambda: True)
 
     def test_two_processes_share_a_sequence(self, configuration):
-        with pytest.raises(UserError, match="FlaState.cache is a Cache: no process can send it"):
+        with pytest.raises(UserError, match="is a Cache: no process can send it"):
             super().test_two_processes_share_a_sequence(configuration)
 
 
