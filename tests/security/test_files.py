@@ -131,7 +131,8 @@ def test_the_command_starts_no_module_of_the_folder(tmp_path, entry):
     script = tmp_path / "bin/seqarch"
     script.parent.mkdir()
     child = "import subprocess; subprocess.run([sys.executable, '-c', 'import pickle'], check=True)"
-    script.write_text(f"import sys\nfrom seqarch.cli import main\nmain()\n{child}\n")
+    later = "import numpy; from seqarch.plugins import MIXERS, entries; print(*entries(MIXERS))"
+    script.write_text(f"import sys\nfrom seqarch.cli import main\nmain()\n{child}\n{later}\n")
     here = tmp_path / "theirs" / (entry or "")
     (here / "evil-1.dist-info").mkdir(parents=True)
     (here / "evil-1.dist-info/METADATA").write_text("Name: evil\nVersion: 1\n")
@@ -140,13 +141,14 @@ def test_the_command_starts_no_module_of_the_folder(tmp_path, entry):
         (here / f"{name}.py").write_text("open('PWN', 'w')\n")
     paths = os.pathsep.join([str(Path(__file__).parents[2]), *([] if entry is None else [entry])])
     done = subprocess.run(
-        [sys.executable, script, "mixers", "--json"],
+        [sys.executable, script, "recipes"],
         cwd=tmp_path / "theirs",
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
+    assert {"quickstart", "Attention"} <= {*done.stdout.split()}
     assert "Evil" not in done.stdout
     assert not list(tmp_path.rglob("PWN"))
 
