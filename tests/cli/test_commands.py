@@ -93,8 +93,7 @@ def test_of_a_run_that_began_from_a_checkpoint_its_own_newest_is_measured(checkp
     assert Experiment.from_recipe(config).evaluate()["loss/ood/code"] == last
     for path in run.glob("checkpoints/*"):
         path.unlink()
-    measured = output(capsys, "test", "--config", config, *LARGE_BATCH)
-    assert f"measures {checkpoint} on the text in {shards}\n" in measured
+    assert f"measures {checkpoint} on the text in {shards}\n" in output(capsys, "validate", "--config", config)
 
 
 def test_checkpoint_of_another_model_is_refused(run_dir, checkpoint, capsys):

@@ -13,6 +13,7 @@ import yaml
 
 from seqarch.errors import UserError
 from seqarch.experiment.recipes import bundled_recipes, copy_recipe, merged_recipe
+from tests import processes
 from tests.conftest import TINY, flags
 
 ROOT = Path(__file__).parents[2]
@@ -34,41 +35,29 @@ def site(tmp_path_factory):
     return site
 
 
-def python(code, cwd, site, *args):
+def python(code, cwd, site):
     """Run code as that user does."""
     env = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code, *args], cwd=cwd, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_recipes_work_by_name_by_path_and_as_copies(site, tmp_path, shards):
-    text = TUTORIAL.read_text()
-    (tmp_path / "gated_associative.py").write_text(text.partition("```python\n")[2].partition("```")[0])
-    (tmp_path / "gated_associative.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
-    (tmp_path / "gated_associative-1.dist-info").mkdir()
-    (tmp_path / "gated_associative-1.dist-info/METADATA").write_text("Name: gated_associative\nVersion: 1\n")
-    points = "[seqarch.mixers]\nGatedAssociative = gated_associative:GatedAssociative\n"
-    (tmp_path / "gated_associative-1.dist-info/entry_points.txt").write_text(points)
+def test_recipes_work_by_name_by_path_and_as_copies(site, tmp_path):
     code = """
-import sys
 import seqarch
 from seqarch import cli
-from seqarch.experiment.experiment import Experiment
+from seqarch.experiment.recipes import find_recipe, merged_recipe
 print(seqarch.__file__)
 cli.main(["recipes"])
 cli.main(["recipes", "copy", "ablations/mamba1_decay_one"])
 cli.main(["recipes", "copy", "quickstart", "mine.yaml"])
 for name in ("quickstart", "recipes/quickstart.yaml", "mine.yaml", "mamba1_decay_one.yaml", "mamba2"):
-    print(name, Experiment(["--config", name]).config["run_dir"])
-Experiment(["--config", "gated_associative.yaml"]).build_on_meta()
-Experiment(["--config", "gated_associative.yaml", *sys.argv[1:], "--run_dir=run"]).fit(figures=False)
+    print(name, merged_recipe(find_recipe(name))["run_dir"])
 """
-    tiny = {**TINY, "data.root": shards, "trainer.max_steps": 1, "model.d_model": 32}
-    said = python(code, tmp_path, site, *flags(**tiny)).splitlines()
+    said = python(code, tmp_path, site).splitlines()
     assert Path(said[0]).is_relative_to(site)
     assert "quickstart" in {line.partition(" ")[0] for line in said}
-    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "finished"
     first = said.index("quickstart runs/quickstart/transformer_pp")
     assert said[first : first + 5] == [
         "quickstart runs/quickstart/transformer_pp",
@@ -77,6 +66,22 @@ Experiment(["--config", "gated_associative.yaml", *sys.argv[1:], "--run_dir=run"
         "mamba1_decay_one.yaml runs/ablations/mamba1_decay_one",
         "mamba2 runs/mamba2_110m",
     ]
+
+
+def test_the_recipe_of_the_tutorial_trains_its_mixer(tmp_path, shards):
+    text = TUTORIAL.read_text()
+    (tmp_path / "gated_associative.py").write_text(text.partition("```python\n")[2].partition("```")[0])
+    (tmp_path / "gated_associative.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    (tmp_path / "gated_associative-1.dist-info").mkdir()
+    (tmp_path / "gated_associative-1.dist-info/METADATA").write_text("Name: gated_associative\nVersion: 1\n")
+    points = "[seqarch.mixers]\nGatedAssociative = gated_associative:GatedAssociative\n"
+    (tmp_path / "gated_associative-1.dist-info/entry_points.txt").write_text(points)
+    tiny = {**TINY, "data.root": shards, "trainer.max_steps": 1, "model.d_model": 32, "run_dir": "run"}
+    args, env = ["fit", "--config", "gated_associative.yaml", *flags(**tiny)], {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = processes.seqarch(args, tmp_path / "logs", env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert (record["status"], *record["mixers"].values()) == ("finished", "GatedAssociative")
 
 
 KINDS = {
