@@ -302,7 +302,7 @@ def test_a_thread_that_gets_no_signals_is_refused_before_anything_is_written(sha
 
 
 def test_the_page_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
-    """On two small domains in place of the embedded corpus, and without figures."""
+    """On two small domains in place of the embedded corpus, a fourth of the tokens to evaluate, and without figures."""
     for name, texts in (("docs", prose(24)), ("python", code(24))):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         prepare([tmp_path / f"{name}.jsonl"], tmp_path / "shards", name, "byte", holdout=0.3, workers=1)
@@ -310,7 +310,8 @@ def test_the_page_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("seqarch.data.datamodule.find_root", lambda root: tmp_path / "shards")
     monkeypatch.setattr("seqarch.experiment.run.report", lambda runs, out: [out / "index.html"])
     names: dict = {}
-    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE):
+    page = (ROOT / "docs/python.md").read_text().replace('"data.eval_tokens": 4096', '"data.eval_tokens": 1024')
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         exec(block, names)
     assert set(names["losses"]) >= {"loss/in_domain/docs", "loss/ood/python"}
     assert "The function " in capsys.readouterr().out

@@ -42,6 +42,7 @@ def test_one_process_goes_on_with_whole_sequences(tmp_path, one_process, shared)
     assert_alike(losses(run_dir), one_process(**RECURRENT))
 
 
+@pytest.mark.slow  # below, two pairs go on from a checkpoint
 def test_two_pairs_of_processes_train_like_one(shards, tmp_path, one_process):  # noqa: F811
     """The pairs read different sequences, with softmax attention."""
     options = {**TINY, **MODEL, **SHARED, "trainer.devices": 4, "data.root": shards, "run_dir": tmp_path / "run"}

@@ -108,8 +108,7 @@ def test_documents_train_as_if_alone(name, way, rows, of_documents, mesh):
 
 
 BY_FLA = {"Based", "DeltaNet", "GatedDeltaNet", "GatedDeltaNet2", "RWKV5", "RWKV6", "RWKV7", "TaylorLinearAttention"}
-QUICK = {"Mamba2", "Top1Chunk"}
-SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
+SOME = [name if name == "Top1Chunk" else pytest.param(name, marks=pytest.mark.slow) for name in MIXERS]
 
 
 @pytest.mark.parametrize("name", SOME)
