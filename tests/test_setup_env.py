@@ -72,7 +72,7 @@ def test_later_installations_keep_torch(tmp_path: Path) -> None:
     assert not checked.returncode, checked.stdout
     written = new_mixer("CausalMean", tmp_path / "mixer")
     packages = [*demands(written[0].parent), *demands(ROOT / "plugins" / "seqarch-zoo"), "lm-eval"]
-    packages += demands(ROOT, "completion", "eval")
+    packages += demands(ROOT, "eval")
     assert {"seqarch", "lm-eval>=0.4.13"} <= {*packages}
     report = tmp_path / "report.json"
     installed = pip("install", "--dry-run", "--quiet", "--report", report, *packages)
