@@ -3,8 +3,7 @@
 from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.errors import check_known
-from seqarch.exam.names import meant
-from seqarch.exam.plan import Request
+from seqarch.exam.request import Request, meant
 from seqarch.plugins import ALLOW_CODE, FLAG
 
 SIZES = ("tiny", "draft", "small", "medium")

@@ -29,7 +29,7 @@ import numpy as np
 from seqarch.arguments import COUNT
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, refused
-from seqarch.exam.names import meant
+from seqarch.exam.request import meant
 from seqarch.experiment.checker import check_tree
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.parser import recipe_parser

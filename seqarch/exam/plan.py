@@ -1,64 +1,42 @@
-"""The plan of an exam: which models it means, their runs and the folder of each.
+"""The plan of an exam: its models, their runs, the folder of each, and when two runs are the same run.
 
 OUT/<size>/<name>/recipe.yaml               the recipe that the runs follow
 OUT/<size>/<name>/seed_<n>/                 a run folder
+OUT/<size>/<name>/seed_<n>/exam.json        fingerprint, minutes, and where the run was copied from
 OUT/<size>/<name>/ladder/rate_<rate>/       the same for each rate of the learning-rate ladder (`seqarch.exam.train`)
 OUT/<size>/<name>/verdict.*                 of a candidate, with its figures (`seqarch.exam.verdict`)
+CACHE/exam/<fingerprint>                    the run folder of the reference that later exams take
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import hashlib
+import importlib.util
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from seqarch.arguments import Count, Interval
-from seqarch.runs.record import is_finished
+import seqarch
+from seqarch.data.verified import cache_folder
+from seqarch.errors import UserError
+from seqarch.runs import files
+from seqarch.runs.curves import last_step
+from seqarch.runs.files import read_json, write_json
+from seqarch.runs.keys import without
+from seqarch.runs.layout import CHECKPOINTS, CURVES, EVENTS, EXAM_NOTE, RECORD, TENSORBOARD, newest_checkpoint
+from seqarch.runs.record import is_finished, read_note, status, write_note
 
-Runs = Annotated[int, Interval(1, 1000, "[]")]
-"""Seeds, or workers: each is in memory before the first run."""
-LIMITS = {
-    "tiny": "A tiny exam shows only large effects and settles nothing",
-    "draft": "A draft shows what a model learns first and settles nothing",
-}
-"""What the sizes that are too short to settle anything can show."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """The options of an exam. `seqarch exam` takes them and their help from here.
-
-    Args:
-        mixers: what is examined: mixers by their class, or recipes by name or file.
-        against: the reference, named like --mixer.
-        size: tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens per run) or
-            medium (110M parameters, 1.05B tokens per run).
-        length: tokens per sequence, for another length than the size's; a step keeps its number of tokens.
-        data: folder of shards, or of text files called <domain>; by default the data of the size's recipe.
-        seeds: runs of each model.
-        ladder: whether each model trains at its own best learning rate, chosen in domain; by default at small and
-            medium, if they have branches.
-        workers: runs to make at the same time; by default one per GPU. More runs than GPUs share them.
-        out: folder of exams; exams of one size share a folder in it.
-        allow_code: packages whose classes the recipes may name.
-        options: values by dotted keys: `mixer.chunk_size` for the one mixer, `trainer.max_steps` for every model.
-    """
-
-    mixers: Sequence[str]
-    against: str = "TransformerPlusPlus"
-    size: str = "tiny"
-    length: Count | None = None
-    data: str | None = None
-    seeds: Runs = 3
-    ladder: bool | None = None
-    workers: Runs | None = None
-    out: str = "runs/exam"
-    allow_code: Sequence[str] = ()
-    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+DECIDES = ("data", "kernels", "mixers", "model", "evaluation", "training", "experiment")
+"""Folders and files of seqarch that decide what a run trains and measures."""
+CODE = (".py", ".json")
+"""Suffixes of code files and of files with recorded kernel settings."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Entrant:
-    """A model that sits the exam: its name, its recipe, its size, and the digest of its code (`seqarch.exam.cache`)."""
+    """A model that sits the exam: its name, its recipe, its size, and the digest of its code (`code_digest`)."""
 
     name: str
     recipe: Mapping[str, Any]
@@ -133,10 +111,132 @@ class Exam:
 
     def key(self, entrant: Entrant, seed: int) -> str:
         """The run's fingerprint."""
-        from seqarch.exam.cache import fingerprint  # half of the start of `seqarch --help`
-
         return fingerprint(entrant.recipe, seed, self.checksums, entrant.code)
 
     def finished(self, entrant: Entrant) -> list[Path]:
         """The run folders that are finished, in order of seeds."""
         return [run for run in (self.run(entrant, seed) for seed in range(self.seeds)) if is_finished(run)]
+
+    def cached(self, entrant: Entrant, seed: int) -> Path | None:
+        """The finished run of another exam that is taken in place of this run, if nothing of this run is there."""
+        run = self.run(entrant, seed)
+        return remembered(run, self.key(entrant, seed)) if entrant.remembered and status(run) == "missing" else None
+
+    def check_folders(self, factors: Sequence[float] = ()) -> None:
+        """Refuse a run of another exam, also where a ladder of these factors has yet to choose a run's rate."""
+        for entrant in self.entrants:
+            rungs = [rung_of(entrant, factor) for factor in factors]
+            for rung in rungs:
+                self.check_folder([rung], 0)
+            for seed in range(self.seeds):
+                self.check_folder([entrant.at_rate(rung.rate) for rung in rungs] or [entrant], seed)
+
+    def check_folder(self, possible: Sequence[Entrant], seed: int) -> None:
+        """Refuse a run of another exam in the folder, unless it never took a step."""
+        run = self.run(possible[0], seed)
+        before, now = read_note(run).get("fingerprint"), [self.key(entrant, seed) for entrant in possible]
+        if not run.exists() or before in now or (before and not has_begun(run)):
+            return
+        reason = difference(before, now[0]) if before else f"it has no {EXAM_NOTE}"
+        raise UserError(f"{run} is not a run of this exam, {reason}: choose another --out, or delete that folder")
+
+
+def rung_of(entrant: Entrant, factor: float) -> Entrant:
+    """A model at a multiple of its rate, for the steps of its shortest branch."""
+    rate = float(f"{factor * entrant.rate:.3g}")
+    recipe: dict[str, Any] = dict(entrant.at_rate(rate).recipe)
+    steps = round(min(recipe["branches"]["at"]) * recipe["trainer"]["max_steps"])
+    recipe["trainer"] = {**recipe["trainer"], "max_steps": steps}
+    recipe["branches"] = {**recipe["branches"], "at": []}
+    recipe["ood_loss"] = {**(recipe.get("ood_loss") or {}), "at": [1.0]}
+    recipe["attention_entropy"] = {"every_n_steps": 0}
+    return dataclasses.replace(entrant, name=f"{entrant.name}/ladder/rate_{rate:.2e}", recipe=recipe)
+
+
+def code_digest(packages: Iterable[str], *more: Path) -> str:
+    """Eight digits that change with seqarch's own code, that in `more` folders, and all code of other packages."""
+    parts = [*own_parts(), *more]
+    for package in sorted(packages):
+        spec = importlib.util.find_spec(package)
+        assert spec is not None
+        parts += [Path(part) for part in spec.submodule_search_locations or [spec.origin] if part]
+    return digest(parts)
+
+
+def own_parts() -> list[Path]:
+    """The folders and files of seqarch that decide a run."""
+    return [Path(seqarch.__file__).parent / part for part in DECIDES]
+
+
+def digest(parts: Iterable[Path]) -> str:
+    """Eight digits of the names and the contents of the code in folders and files."""
+    total = hashlib.sha256()
+    for part in parts:
+        inside = [path for path in sorted(part.rglob("*")) if path.suffix in CODE and path.is_file()]
+        for path in [part] if part.is_file() else inside:
+            name = "" if path == part else path.relative_to(part).as_posix()
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            total.update(f"{part.name}/{name} {content}\n".encode())
+    return total.hexdigest()[:8]
+
+
+def fingerprint(recipe: Mapping[str, Any], seed: int, checksums: Mapping[str, str], code: str) -> str:
+    """The identity of a run: one digest of recipe, seed and the data's checksums, and one of the code."""
+    parts = {"recipe": without(recipe, "exam"), "seed": seed, "data": dict(checksums)}
+    return f"{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]}-{code}"
+
+
+def difference(before: str, now: str) -> str:
+    """Why two fingerprints mean different runs."""
+    recipe, _, code = before.partition("-")
+    if code and recipe != now.partition("-")[0]:
+        return "it was made with another recipe or data"
+    return "the code of seqarch or of the model has changed since it was made"
+
+
+def locked(lock: Path, does: str) -> AbstractContextManager[None]:
+    """Hold a lock file. If another exam holds it, the refusal says what that exam does."""
+    return files.locked(lock, f"another exam {does}: wait for it, or choose another --out")
+
+
+def has_begun(run: Path) -> bool:
+    """Whether a run has taken a step: its curves go beyond the start, or there is a checkpoint."""
+    return last_step(run / CURVES) > 0 or newest_checkpoint(run) is not None
+
+
+def minutes_used(run: Path) -> float:
+    """Minutes of all attempts at a run so far; a killed attempt counts up to the last row of its curves.
+
+    During an attempt the note has `start`: its time, minus the duration of earlier attempts.
+    """
+    note = read_note(run)
+    if note.get("start") and (run / CURVES).is_file():
+        return max(0.0, (run / CURVES).stat().st_mtime - note["start"]) / 60
+    return note.get("minutes", 0.0)
+
+
+def remember(run: Path, key: str) -> None:
+    """Let later exams find this run by its fingerprint."""
+    write_json(cache_folder() / "exam" / key, {"run": str(run.resolve())})
+
+
+def remembered(run: Path, key: str) -> Path | None:
+    """Another finished run with this fingerprint, that later exams take in place of `run`."""
+    pointer = cache_folder() / "exam" / key
+    if not pointer.is_file():
+        return None
+    source = Path(str(read_json(pointer).get("run")))
+    if source == run.resolve() or not is_finished(source) or read_note(source).get("fingerprint") != key:
+        return None
+    return source
+
+
+def reuse(run: Path, source: Path) -> None:
+    """Copy a finished run to `run`, without checkpoints."""
+    # a copy that was cut short has no record, and counts as missing
+    left_out = shutil.ignore_patterns(CHECKPOINTS, TENSORBOARD, f"{EVENTS}*")
+    last = {str(source): {RECORD}}
+    ignore = lambda at, names: left_out(at, names) | last.get(str(at), set())  # noqa: E731
+    shutil.copytree(source, run, ignore=ignore, dirs_exist_ok=True)
+    shutil.copy2(source / RECORD, run / RECORD)
+    write_note(run, **{**read_note(source), "reused_from": str(source)})

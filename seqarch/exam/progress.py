@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from seqarch.errors import UserError, say
-from seqarch.runs.curves import read_rows
+from seqarch.runs.curves import last_step
 from seqarch.runs.layout import CURVES, branches, step_of
 from seqarch.runs.record import has_diverged, is_finished, read_note
 
@@ -57,8 +57,8 @@ class Ahead:
         if has_diverged(self.folder) or (is_finished(self.folder) and all(map(is_finished, branches(self.folder)))):
             return self.steps
         share = 1 - (self.recipe["model"].get("decay_share") or 0)
-        beyond = (max(0.0, last_step(branch) - share * step_of(branch)) for branch in branches(self.folder))
-        return min(self.steps, last_step(self.folder) + sum(beyond))
+        beyond = (max(0.0, last_step(branch / CURVES) - share * step_of(branch)) for branch in branches(self.folder))
+        return min(self.steps, last_step(self.folder / CURVES) + sum(beyond))
 
     def seconds_per_step(self, done: float, now: float) -> float | None:
         """What a step takes: measured since the first look, or by the note of a run that is finished."""
@@ -69,12 +69,6 @@ class Ahead:
         if self._first is None or done <= self._first[1]:
             return None
         return (now - self._first[0]) / (done - self._first[1])
-
-
-def last_step(run: Path) -> float:
-    """The last step in the curves of a run, 0 where there is none yet."""
-    _, rows = read_rows(run / CURVES)
-    return float(rows[-1]["step"]) if rows else 0.0
 
 
 class Progress:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from seqarch.data.corpus import find_root
 from seqarch.data.datamodule import TextDataModule
@@ -11,10 +12,11 @@ from seqarch.data.manifest import SPLITS
 from seqarch.data.shards import open_domain
 from seqarch.data.tokenizers import ByteTokenizer, MixtralTokenizer
 from seqarch.errors import UserError, say
-from seqarch.exam.cache import checksums, code_digest, find_shards
+from seqarch.exam.data import checksums, find_shards
 from seqarch.exam.derive import Recipe, Size, check, find_model, load_size, mixer_options
-from seqarch.exam.plan import LIMITS, Entrant, Exam, Request
+from seqarch.exam.plan import Entrant, Exam, code_digest
 from seqarch.exam.pool import Pool, share_gpus
+from seqarch.exam.request import LIMITS, Request
 from seqarch.exam.train import train
 from seqarch.exam.verdict import compared, judge, verdict_text
 from seqarch.report import Comparison
@@ -57,17 +59,30 @@ def make_plan(request: Request) -> Exam:
     Raises:
         UserError: what is wrong in a name, an option, a recipe or the data.
     """
-    options = mixer_options(request.mixers, request.options)
     size = load_size(request.size, request.options, request.length)
     if request.options or request.length:
         check(f"size {request.size}", size.recipe, request.allow_code)  # models are derived from numbers that it gives
-    models = [find_model(size, request.against, {}, request.allow_code)]
-    models += [find_model(size, name, options, request.allow_code) for name in request.mixers]
+    return plan_of(request, size, find_models(request, size))
+
+
+def find_models(request: Any, size: Size) -> list[tuple[str, Recipe]]:
+    """The models of an exam or a rung at a size, the reference first, each by its name in the exam.
+
+    Args:
+        request: with `mixers`, `against`, `options` and `allow_code`, as `Request` has them.
+        size: what the models are derived for.
+
+    Raises:
+        UserError: what is wrong in a name, an option or a recipe; two of the models are the same.
+    """
+    options = mixer_options(request.mixers, request.options)
+    named = [(request.against, {}), *((name, options) for name in request.mixers)]
+    models = [find_model(size, name, own, request.allow_code) for name, own in named]
     for (name, recipe), (later, same) in itertools.combinations(models, 2):
         if name == later or recipe == same:
             again = "named twice" if name == later else f"the same model as '{name}'"
             raise UserError(f"'{later}' is {again}, which compares it with itself: name another --mixer or --against")
-    return plan_of(request, size, models)
+    return models
 
 
 def plan_of(request: Request, size: Size, models: Sequence[tuple[str, Recipe]]) -> Exam:

@@ -16,19 +16,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import yaml
 
 from seqarch.errors import UserError, say
-from seqarch.exam.cache import difference, has_begun, locked, minutes_used, remember, remembered, reuse
-from seqarch.exam.plan import Entrant, Exam, Rung
+from seqarch.exam.plan import Entrant, Exam, Rung, has_begun, locked, minutes_used, remember, reuse, rung_of
 from seqarch.exam.pool import Pool, Worker
 from seqarch.exam.progress import Ahead, Progress, shown
 from seqarch.plugins import allow_flags
 from seqarch.report.runs import load_run
 from seqarch.runs.files import check_folder, write_text
-from seqarch.runs.layout import CHECKPOINTS, EXAM_NOTE, branches
+from seqarch.runs.layout import CHECKPOINTS, branches
 from seqarch.runs.record import has_diverged, is_finished, read_note, status, write_note
 
 FIRST = (1.0, 1.5, 2.2)
@@ -60,7 +58,7 @@ def train(exam: Exam, pool: Pool) -> tuple[Exam, dict[str, str]]:
     exam.folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
     with locked(exam.folder / ".lock", f"writes into {exam.folder}"):
-        _check_folders(exam)
+        exam.check_folders(FACTORS if exam.ladder else ())
         _try_out(exam, pool)
         if exam.ladder:
             later = [(entrant, seed) for seed in range(exam.seeds) for entrant in exam.entrants]
@@ -78,8 +76,7 @@ def _try_out(exam: Exam, pool: Pool) -> None:
     """Try out all models that are still to train; refuse those that this machine cannot train, before any is."""
     trials = {}
     for entrant in exam.entrants:
-        runs = {exam.run(entrant, seed): exam.key(entrant, seed) for seed in range(exam.seeds)}
-        if not all(is_finished(run) or (entrant.remembered and remembered(run, key)) for run, key in runs.items()):
+        if not all(is_finished(exam.run(entrant, seed)) or exam.cached(entrant, seed) for seed in range(exam.seeds)):
             trials[f"{entrant.name}, trial"] = partial(_try, exam, entrant)
     if failed := pool.do(trials):
         count = f"{len(failed)} of the {len(exam.entrants)} models cannot be trained here"
@@ -97,7 +94,7 @@ def _try(exam: Exam, entrant: Entrant, worker: Worker) -> str:
 
 def _make_runs(exam: Exam, runs: Runs, pool: Pool, later: Runs = ()) -> dict[str, str]:
     for entrant, seed in runs:
-        _check_folder(exam, [entrant], seed)
+        exam.check_folder([entrant], seed)
     for entrant, _ in reversed(runs):  # at the best rate, which is that of the first seed
         write_text(exam.folder / entrant.name / "recipe.yaml", yaml.safe_dump(dict(entrant.recipe), sort_keys=False))
     named = {f"{entrant.name}, seed {seed}": (entrant, seed) for entrant, seed in runs}
@@ -111,10 +108,9 @@ def _ahead(exam: Exam, runs: Runs) -> list[Ahead]:
     """What is to be made of some runs, and those that are finished, which tell how long a model takes."""
     ahead = []
     for entrant, seed in runs:
-        run = exam.run(entrant, seed)
-        source = remembered(run, exam.key(entrant, seed)) if entrant.remembered and status(run) == "missing" else None
+        folder = exam.cached(entrant, seed) or exam.run(entrant, seed)
         model = entrant.name.partition("/")[0]  # a rung of the ladder has the name of its model before its own
-        ahead.append(Ahead(f"{entrant.name}, seed {seed}", source or run, model, entrant.recipe))
+        ahead.append(Ahead(f"{entrant.name}, seed {seed}", folder, model, entrant.recipe))
     return ahead
 
 
@@ -123,7 +119,8 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker) -> str:
     run, key = exam.run(entrant, seed), exam.key(entrant, seed)
     if is_finished(run):
         return "already finished"
-    if entrant.remembered and status(run) == "missing" and (source := reuse(run, key)) is not None:
+    if (source := exam.cached(entrant, seed)) is not None:
+        reuse(run, source)
         return f"taken from {source}"
     if read_note(run).get("fingerprint", key) != key and not has_begun(run):
         shutil.rmtree(run)
@@ -149,26 +146,6 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker) -> str:
     if entrant.remembered:
         remember(run, key)
     return f"finished after {minutes:.1f} minutes"
-
-
-def _check_folders(exam: Exam) -> None:
-    """Refuse a run of another exam, also where the ladder has yet to choose a run's rate."""
-    for entrant in exam.entrants:
-        rungs = [rung_of(entrant, factor) for factor in FACTORS] if exam.ladder else []
-        for rung in rungs:
-            _check_folder(exam, [rung], 0)
-        for seed in range(exam.seeds):
-            _check_folder(exam, [entrant.at_rate(rung.rate) for rung in rungs] or [entrant], seed)
-
-
-def _check_folder(exam: Exam, possible: Sequence[Entrant], seed: int) -> None:
-    """Refuse a run of another exam in the folder, unless it never took a step."""
-    run = exam.run(possible[0], seed)
-    before, now = read_note(run).get("fingerprint"), [exam.key(entrant, seed) for entrant in possible]
-    if not run.exists() or before in now or (before and not has_begun(run)):
-        return
-    reason = difference(before, now[0]) if before else f"it has no {EXAM_NOTE}"
-    raise UserError(f"{run} is not a run of this exam, {reason}: choose another --out, or delete that folder")
 
 
 def climb(exam: Exam, make: Callable[[Runs], Mapping[str, str]]) -> tuple[Exam, dict[str, str]]:
@@ -200,18 +177,6 @@ def climb(exam: Exam, make: Callable[[Runs], Mapping[str, str]]) -> tuple[Exam, 
 
 def _has_failed(exam: Exam, entrant: Entrant, failed: Mapping[str, str]) -> bool:
     return any(run.startswith(f"{exam.folder / entrant.name}/") for run in failed)
-
-
-def rung_of(entrant: Entrant, factor: float) -> Entrant:
-    """A model at a multiple of its rate, for the steps of its shortest branch."""
-    rate = float(f"{factor * entrant.rate:.3g}")
-    recipe: dict[str, Any] = dict(entrant.at_rate(rate).recipe)
-    steps = round(min(recipe["branches"]["at"]) * recipe["trainer"]["max_steps"])
-    recipe["trainer"] = {**recipe["trainer"], "max_steps": steps}
-    recipe["branches"] = {**recipe["branches"], "at": []}
-    recipe["ood_loss"] = {**(recipe.get("ood_loss") or {}), "at": [1.0]}
-    recipe["attention_entropy"] = {"every_n_steps": 0}
-    return replace(entrant, name=f"{entrant.name}/ladder/rate_{rate:.2e}", recipe=recipe)
 
 
 def _beyond(ladder: Mapping[float, Rung]) -> float | None:

@@ -16,7 +16,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 
 from seqarch.errors import UserError
-from seqarch.exam.plan import LIMITS, Entrant, Exam, Rung
+from seqarch.exam.plan import Entrant, Exam, Rung
+from seqarch.exam.request import LIMITS
 from seqarch.exam.train import NEAR
 from seqarch.report import Comparison, Findings, Gap, compare
 from seqarch.report.convergence import Level, convergence
@@ -141,7 +142,7 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], findings: F
     """
     folder = exam.folder / candidate.name
     verdict = Verdict(candidate, exam.reference, exam.size, folder, _missing(exam, candidate, failed))
-    if findings is not None and exam.finished(candidate):
+    if findings is not None and any(group.name == candidate.name for group in findings.groups):
         both = findings.only([each.name for each in (exam.reference, candidate, exam.neighbour) if each])
         Comparison(both).write(folder)
         verdict = replace(verdict, compared=_compared(both, exam, candidate))

@@ -60,6 +60,12 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         return header, [dict(zip(header, cells, strict=True)) for _, cells, _ in rows]
 
 
+def last_step(path: Path) -> float:
+    """The last step in the file, 0 where there is none yet; errors as for `read_rows`."""
+    _, rows = read_rows(path)
+    return float(rows[-1]["step"]) if rows else 0.0
+
+
 def checksum(rows: Iterable[Mapping[str, str]], before: int = 0) -> int:
     """A CRC-32 of what is in the cells of rows that follow others; a column that comes later does not change it."""
     for row in rows:

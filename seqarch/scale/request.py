@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from seqarch.arguments import Interval
-from seqarch.exam.plan import Runs
+from seqarch.exam.request import Runs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError, say
-from seqarch.exam.derive import Size, check, find_model, load_size, mixer_options, shape_of
+from seqarch.exam.derive import Size, check, load_size, shape_of
 from seqarch.exam.plan import Entrant, Exam
-from seqarch.exam.plan import Request as ExamRequest
 from seqarch.exam.pool import Pool, share_gpus
-from seqarch.exam.run import plan_of
+from seqarch.exam.request import Request as ExamRequest
+from seqarch.exam.run import find_models, plan_of
 from seqarch.exam.train import train
 from seqarch.scale.request import Request
 from seqarch.tables import readable
@@ -117,11 +117,7 @@ def wanted_sizes(asked: Request) -> list[float]:
 
 def _plan(asked: Request, out: Path, size: Size, before: Exam | Size) -> Exam:
     """The exam of one rung, with steps and learning rates; the rates are those of the smallest rung or of a size."""
-    options = mixer_options(asked.mixers, asked.options)
-    models = [find_model(size, asked.against, {}, asked.allow_code)]
-    models += [find_model(size, name, options, asked.allow_code) for name in asked.mixers]
-    if len({name for name, _ in models}) < len(models):
-        raise UserError("a model is named twice: name another --mixer or --against")
+    models = find_models(asked, size)
     if isinstance(before, Exam):
         known = [(each.rate, without_embedding(each.parameters, each.recipe)) for each in before.entrants]
     else:

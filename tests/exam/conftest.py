@@ -9,7 +9,7 @@ import pytest
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.exam import pool
-from seqarch.exam.cache import code_digest
+from seqarch.exam.plan import code_digest
 from seqarch.experiment.recipes import merged_recipe
 from tests.conftest import flags
 

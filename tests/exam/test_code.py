@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from seqarch.exam.cache import code_digest, digest, own_parts
 from seqarch.exam.derive import check, load_size
+from seqarch.exam.plan import code_digest, digest, own_parts
 
 
 def test_own_parts_are_there_and_leave_out_what_decides_no_run():

@@ -11,8 +11,8 @@ import yaml
 
 from seqarch.errors import UserError
 from seqarch.exam import pool
-from seqarch.exam.cache import remember
 from seqarch.exam.derive import load_size
+from seqarch.exam.plan import remember
 from seqarch.exam.verdict import LIMITS
 from seqarch.experiment.experiment import Experiment
 from seqarch.runs.record import read_note, write_note

@@ -13,8 +13,9 @@ from seqarch.cli.commands import parse
 from seqarch.data.shards import open_domain
 from seqarch.errors import UserError
 from seqarch.exam import pool
-from seqarch.exam.cache import difference, find_shards, fingerprint, minutes_used, remember, reuse, text_files
+from seqarch.exam.data import find_shards, text_files
 from seqarch.exam.derive import load_size
+from seqarch.exam.plan import difference, fingerprint, minutes_used, remember, remembered, reuse
 from seqarch.exam.pool import Stopped, Worker, share_cores, share_gpus
 from seqarch.experiment.recipes import recipes_folder
 from seqarch.runs.layout import run_name
@@ -67,10 +68,11 @@ def test_a_copy_that_was_cut_short_is_made_again(tmp_path, monkeypatch):
     remember(source, "key")
     (source / "gone").symlink_to("nowhere")
     with pytest.raises(OSError, match="No such file"):
-        reuse(run, "key")
+        reuse(run, source)
     assert not is_finished(run)
     (source / "gone").unlink()
-    assert reuse(run, "key") == source
+    assert remembered(run, "key") == source
+    reuse(run, source)
     assert is_finished(run)
     assert is_finished(run / "branches/step_1")
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from seqarch.errors import UserError, say
-from seqarch.exam.cache import code_digest, difference, fingerprint, locked
 from seqarch.exam.derive import mixer_options, titled
+from seqarch.exam.plan import code_digest, difference, fingerprint, locked
 from seqarch.experiment.tree import read_text
 from seqarch.mixers.registry import load_mixer
 from seqarch.runs.files import check_folder, read_json, write_json

@@ -1,0 +1,68 @@
+"""What `seqarch exam` is asked, and what its words mean. Neither PyTorch nor a mixer is imported for it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from seqarch.arguments import Count, Interval
+from seqarch.errors import UserError, unknown
+from seqarch.experiment.recipes import SIZE, bundled_recipes
+from seqarch.plugins import MIXERS, entries
+
+Runs = Annotated[int, Interval(1, 1000, "[]")]
+"""Seeds, or workers: each is in memory before the first run."""
+LIMITS = {
+    "tiny": "A tiny exam shows only large effects and settles nothing",
+    "draft": "A draft shows what a model learns first and settles nothing",
+}
+"""What the sizes that are too short to settle anything can show."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The options of an exam. `seqarch exam` takes them and their help from here.
+
+    Args:
+        mixers: what is examined: mixers by their class, or recipes by name or file.
+        against: the reference, named like --mixer.
+        size: tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens per run) or
+            medium (110M parameters, 1.05B tokens per run).
+        length: tokens per sequence, for another length than the size's; a step keeps its number of tokens.
+        data: folder of shards, or of text files called <domain>; by default the data of the size's recipe.
+        seeds: runs of each model.
+        ladder: whether each model trains at its own best learning rate, chosen in domain; by default at small and
+            medium, if they have branches.
+        workers: runs to make at the same time; by default one per GPU. More runs than GPUs share them.
+        out: folder of exams; exams of one size share a folder in it.
+        allow_code: packages whose classes the recipes may name.
+        options: values by dotted keys: `mixer.chunk_size` for the one mixer, `trainer.max_steps` for every model.
+    """
+
+    mixers: Sequence[str]
+    against: str = "TransformerPlusPlus"
+    size: str = "tiny"
+    length: Count | None = None
+    data: str | None = None
+    seeds: Runs = 3
+    ladder: bool | None = None
+    workers: Runs | None = None
+    out: str = "runs/exam"
+    allow_code: Sequence[str] = ()
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}
+
+
+def meant(name: str) -> str:
+    """The mixer's class, or the recipe's name or file, that a word means.
+
+    Raises:
+        UserError: there is no such mixer or recipe; a file is not looked for.
+    """
+    word = ALIASES.get(name, name)
+    mixers, recipes = entries(MIXERS), bundled_recipes()
+    if word in mixers or word.endswith((".yaml", ".yml")) or word in recipes or word + SIZE in recipes:
+        return word
+    error = unknown("mixer or recipe", name, {*mixers, *(stem.removesuffix(SIZE) for stem in recipes), *ALIASES})
+    raise UserError(f"{error} (`seqarch mixers` and `seqarch recipes` list all)")
