@@ -64,10 +64,9 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr("seqarch.experiment.experiment.check_machine", lambda _: None)
     patch.setattr("seqarch.exam.run.find_shards", lambda *_: "shards")
-    patch.setattr("seqarch.exam.run.checksums", lambda *_: {})
     patch.setattr("seqarch.exam.run._say_long", lambda *_: None)
-    for name in ("prepare_data", "setup", "evaluation_sets"):
-        patch.setattr(TextDataModule, name, lambda *_: None)
+    for name in ("prepare_data", "setup", "evaluation_sets", "checksums"):
+        patch.setattr(TextDataModule, name, lambda *_: {})
     patch.setattr(TextDataModule, "tokenizer", load_tokenizer("byte" if options.size == "tiny" else "mixtral"))
     patch.setattr("seqarch.exam.run.train", train)
     with suppress(KeyboardInterrupt):  # by `train`, in place of training

@@ -296,6 +296,14 @@ class TextDataModule(Limited, LightningDataModule):
             for sequences in self._splits[len(self.train) :]
         ]
 
+    def checksums(self) -> dict[str, str]:
+        """The identity of each domain's tokens: tokenizer and checksums of both splits."""
+        manifests = {each.domain.name: each.domain.manifest for each in self._splits[len(self.train) :]}
+        return {
+            name: " ".join((each.tokenizer, each.splits["train"].sha256, each.splits["holdout"].sha256))
+            for name, each in manifests.items()
+        }
+
     def hold_out_checksums(self) -> dict[str, str]:
         """The checksum of the tokens of each whole hold-out, by domain."""
         return {each.domain: each.tokens.shards.summary.sha256 for each in self.hold_outs()}

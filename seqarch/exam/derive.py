@@ -18,6 +18,7 @@ the same width (`shape_of`). A mixer's `scales` names its options that do:
 import copy
 import dataclasses
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -272,6 +273,26 @@ def load_size(name: str, options: Mapping[str, str], length: int | None = None) 
             raise UserError(f"--length {length} does not divide the {tokens:,} tokens of a step at size {name}")
         recipe["data"] = {**data, "sequence_length": length, "sequences_per_step": tokens // length}
     return Size(recipe)
+
+
+def find_models(size: Size, request: Any) -> list[tuple[str, Recipe]]:
+    """The models of an exam or a rung at a size, the reference first, each by its name in the exam.
+
+    Args:
+        size: what the models are derived for.
+        request: with `mixers`, `against`, `options` and `allow_code`, as `Request` has them.
+
+    Raises:
+        UserError: what is wrong in a name, an option or a recipe; two of the models are the same.
+    """
+    options = mixer_options(request.mixers, request.options)
+    named = [(request.against, {}), *((name, options) for name in request.mixers)]
+    models = [find_model(size, name, own, request.allow_code) for name, own in named]
+    for (name, recipe), (later, same) in itertools.combinations(models, 2):
+        if name == later or recipe == same:
+            again = "named twice" if name == later else f"the same model as '{name}'"
+            raise UserError(f"'{later}' is {again}, which compares it with itself: name another --mixer or --against")
+    return models
 
 
 def find_model(size: Size, name: str, options: dict[str, str], allow: Sequence[str] = ()) -> tuple[str, Recipe]:

@@ -82,6 +82,10 @@ class Rung:
     """Mean loss on the OOD domains (or hold-outs) that the exam compares; it chooses nothing."""
 
 
+Runs = Sequence[tuple[Entrant, int]]
+"""Models, each with a seed."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Exam:
     """An exam: the reference, the candidates, and how many seeds of each, in the folder OUT/<size>."""

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from seqarch.errors import UserError, say
+from seqarch.exam.plan import Exam, Runs
 from seqarch.runs.curves import last_step
 from seqarch.runs.layout import CURVES, branches, step_of
 from seqarch.runs.record import has_diverged, is_finished, read_note
@@ -69,6 +70,19 @@ class Ahead:
         if self._first is None or done <= self._first[1]:
             return None
         return (now - self._first[0]) / (done - self._first[1])
+
+
+def ahead(exam: Exam, runs: Runs) -> list[Ahead]:
+    """What is to be made of some runs, and those that are finished, which tell how long a model takes."""
+    return [
+        Ahead(
+            name=f"{entrant.name}, seed {seed}",
+            folder=exam.cached(entrant, seed) or exam.run(entrant, seed),
+            model=entrant.name.partition("/")[0],  # a rung of the ladder has the name of its model before its own
+            recipe=entrant.recipe,
+        )
+        for entrant, seed in runs
+    ]
 
 
 class Progress:

@@ -1,25 +1,28 @@
 """An exam from beginning to end: check every model, train, judge, print the verdicts."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from seqarch.data.corpus import find_root
 from seqarch.data.datamodule import TextDataModule
+from seqarch.data.files import READ
 from seqarch.data.manifest import SPLITS
-from seqarch.data.shards import open_domain
+from seqarch.data.prepare import prepare
+from seqarch.data.shards import list_domains, open_domain
 from seqarch.data.tokenizers import ByteTokenizer, MixtralTokenizer
-from seqarch.errors import UserError, say
-from seqarch.exam.data import checksums, find_shards
-from seqarch.exam.derive import Recipe, Size, check, find_model, load_size, mixer_options
+from seqarch.errors import UserError, absent, say
+from seqarch.exam.derive import Recipe, Size, check, find_models, load_size
 from seqarch.exam.plan import Entrant, Exam, code_digest
 from seqarch.exam.pool import Pool, share_gpus
 from seqarch.exam.request import LIMITS, Request
 from seqarch.exam.train import train
 from seqarch.exam.verdict import compared, judge, verdict_text
 from seqarch.report import Comparison
+from seqarch.runs.files import check_folder
+
+HOLDOUT = {"train": 0.02, "ood": 0.5}
+"""Share of the documents in the hold-out; only the hold-out of an OOD domain is used."""
 
 
 def run_exam(request: Request) -> None:
@@ -62,27 +65,8 @@ def make_plan(request: Request) -> Exam:
     size = load_size(request.size, request.options, request.length)
     if request.options or request.length:
         check(f"size {request.size}", size.recipe, request.allow_code)  # models are derived from numbers that it gives
-    return plan_of(request, size, find_models(request, size))
-
-
-def find_models(request: Any, size: Size) -> list[tuple[str, Recipe]]:
-    """The models of an exam or a rung at a size, the reference first, each by its name in the exam.
-
-    Args:
-        request: with `mixers`, `against`, `options` and `allow_code`, as `Request` has them.
-        size: what the models are derived for.
-
-    Raises:
-        UserError: what is wrong in a name, an option or a recipe; two of the models are the same.
-    """
-    options = mixer_options(request.mixers, request.options)
-    named = [(request.against, {}), *((name, options) for name in request.mixers)]
-    models = [find_model(size, name, own, request.allow_code) for name, own in named]
-    for (name, recipe), (later, same) in itertools.combinations(models, 2):
-        if name == later or recipe == same:
-            again = "named twice" if name == later else f"the same model as '{name}'"
-            raise UserError(f"'{later}' is {again}, which compares it with itself: name another --mixer or --against")
-    return models
+    models = find_models(size, request)
+    return plan_of(request, size, models)
 
 
 def plan_of(request: Request, size: Size, models: Sequence[tuple[str, Recipe]]) -> Exam:
@@ -145,7 +129,7 @@ def _open_data(request: Request, size: Size, data: TextDataModule) -> tuple[str,
         )
     if request.length is not None:
         _say_long(data.root, [*train, *ood], request.length)
-    return data.root, checksums(data.root, [*train, *ood])
+    return data.root, data.checksums()
 
 
 def _say_long(root: str, names: Sequence[str], length: int) -> None:
@@ -155,3 +139,50 @@ def _say_long(root: str, names: Sequence[str], length: int) -> None:
         found = {split: domain.rows(split)[:, 2] >= length for split in SPLITS}
         counts = ", ".join(f"{long.sum():,} of {len(long):,} ({split})" for split, long in found.items())
         say(f"{name}: documents of at least {length:,} tokens: {counts}")
+
+
+def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenizer: str, prepared: Path) -> Path:
+    """The folder with all domains prepared: `folder` itself, or `prepared`, made of text files in `folder`.
+
+    A domain's text is in files with its name: `web.jsonl.zst`, or `web-0.parquet` and `web-1.parquet`.
+
+    Args:
+        folder: shards or text files.
+        train: the training domains.
+        ood: the OOD domains.
+        tokenizer: what text files are prepared with.
+        prepared: where their shards go.
+
+    Raises:
+        UserError: there is no such folder, a domain is neither there as shards nor as text, or `prepared` holds shards
+            of other text or of another tokenizer.
+    """
+    if not folder.is_dir():
+        raise absent("folder", folder, "--data names one")
+    names, known = [*train, *ood], list_domains(folder)
+    if {*names} <= {*known}:
+        return folder
+    files = {name: text_files(folder, name, names) for name in names}
+    missing = [name for name in names if not files[name]]
+    if missing:
+        raise UserError(
+            f"--data {folder}: there are neither shards nor text files (such as {missing[0]}.jsonl.zst) of "
+            f"{', '.join(missing)}; prepared domains there: {', '.join(known) or 'none'}; "
+            "other domains are named with --data.train and --data.ood"
+        )
+    check_folder(prepared, prepared.parent)
+    for name in names:
+        if not (prepared / name).exists():
+            say(f"preparing {name} from {', '.join(path.name for path in files[name])} into {prepared}")
+        prepare(files[name], prepared, name, tokenizer, holdout=HOLDOUT["train" if name in train else "ood"])
+    return prepared
+
+
+def text_files(folder: Path, domain: str, domains: Sequence[str]) -> list[Path]:
+    """The files of a domain's text, sorted. A file belongs to the longest of the names in `domains` that fit it."""
+
+    def domain_of(path: Path) -> str:
+        fitting = (each for each in domains if path.name.startswith((f"{each}.", f"{each}-")))
+        return max(fitting, key=len, default="")
+
+    return sorted(each for each in folder.iterdir() if each.name.endswith(READ) and domain_of(each) == domain)

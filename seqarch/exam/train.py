@@ -13,16 +13,16 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 import yaml
 
 from seqarch.errors import UserError, say
-from seqarch.exam.plan import Entrant, Exam, Rung, has_begun, locked, minutes_used, remember, reuse, rung_of
+from seqarch.exam.plan import Entrant, Exam, Rung, Runs, has_begun, locked, minutes_used, remember, reuse, rung_of
 from seqarch.exam.pool import Pool, Worker
-from seqarch.exam.progress import Ahead, Progress, shown
+from seqarch.exam.progress import Progress, ahead, shown
 from seqarch.plugins import allow_flags
 from seqarch.report.runs import load_run
 from seqarch.runs.files import check_folder, write_text
@@ -35,9 +35,6 @@ FACTORS = (*(2 / 3 / 1.5**n for n in range(8, -1, -1)), *FIRST, *(3.3 * 1.5**n f
 """All that a ladder may come to: it ends with the first factor above 30, or below one over 30."""
 NEAR = 0.012
 """Nats of in-domain loss by which the same model, rate and seed differed between two runs of the smallest budget."""
-
-Runs = Sequence[tuple[Entrant, int]]
-"""Models, each with a seed."""
 
 
 def train(exam: Exam, pool: Pool) -> tuple[Exam, dict[str, str]]:
@@ -99,19 +96,9 @@ def _make_runs(exam: Exam, runs: Runs, pool: Pool, later: Runs = ()) -> dict[str
         write_text(exam.folder / entrant.name / "recipe.yaml", yaml.safe_dump(dict(entrant.recipe), sort_keys=False))
     named = {f"{entrant.name}, seed {seed}": (entrant, seed) for entrant, seed in runs}
     jobs = {name: partial(_make_run, exam, *run) for name, run in named.items()}
-    with shown(Progress(_ahead(exam, runs), _ahead(exam, later), len(pool.workers))):
+    with shown(Progress(ahead(exam, runs), ahead(exam, later), len(pool.workers))):
         failed = pool.do(jobs)
     return {str(exam.run(*named[name])): why for name, why in failed.items()}
-
-
-def _ahead(exam: Exam, runs: Runs) -> list[Ahead]:
-    """What is to be made of some runs, and those that are finished, which tell how long a model takes."""
-    ahead = []
-    for entrant, seed in runs:
-        folder = exam.cached(entrant, seed) or exam.run(entrant, seed)
-        model = entrant.name.partition("/")[0]  # a rung of the ladder has the name of its model before its own
-        ahead.append(Ahead(f"{entrant.name}, seed {seed}", folder, model, entrant.recipe))
-    return ahead
 
 
 def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker) -> str:

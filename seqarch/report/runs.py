@@ -274,16 +274,13 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
             domain to compare.
     """
     folder = Path(folder)
-    _check_folder(folder)
     facts = _read_facts(folder)
     config = read_config(folder)
     growing = facts.get("status") != "finished"
-    if facts.get("imported"):
-        return Run(folder, facts["name"], facts["seed"], facts, config, Curves(), 0, 0, domains)
-    curves, steps, tokens = read_curves(folder / CURVES, growing, None if growing else facts.get("curves"))
-    if not growing and tags.TRAIN_LOSS in curves and steps < (facts.get("max_steps") or 0):
-        with says_what_is_left(folder / CURVES):  # TrainLoss ends every finished run with a row
-            raise UserError(f"{folder / CURVES} ends at step {steps} of {facts['max_steps']}: it was cut, restore it")
+    curves, steps, tokens = Curves(), 0, 0
+    if not facts.get("imported"):
+        ended = {} if growing else {"noted": facts.get("curves"), "end": facts.get("max_steps")}
+        curves, steps, tokens = read_curves(folder / CURVES, growing, **ended)
     run = Run(folder, facts["name"], facts["seed"], facts, config, curves, steps, tokens, domains)
     for domain in domains if run.evaluated else ():
         check_known("OOD domain" if run.role is OOD else "training domain", domain, run.evaluated)
@@ -338,7 +335,8 @@ def pick_reference(groups: Sequence[Group], reference: str | None) -> Group:
     return groups[0] if reference is None else by_name[reference]
 
 
-def _check_folder(folder: Path) -> None:
+def _read_facts(folder: Path) -> dict[str, Any]:
+    """`run.json` of a folder that holds a run."""
     if not folder.exists():
         raise absent("run folder", folder)
     if not folder.is_dir():
@@ -346,17 +344,14 @@ def _check_folder(folder: Path) -> None:
     if (folder / RECORD).exists():
         check_folder(folder, written=False)
     missing = [name for name in FILES if not (folder / name).is_file()]
-    if not missing or (missing == [CURVES] and read_record(folder).get("imported")):
-        return
-    inside = sorted(path.parent for path in folder.glob("*/run.json"))
-    hint = "seqarch fit writes " + ", ".join(FILES[:-1]) + f" and {FILES[-1]}"
-    if inside:
-        hint = f"did you mean the runs inside it: {' '.join(map(str, inside[:4]))}{' ...' if len(inside) > 4 else ''}"
-    raise UserError(f"{folder} is not a run folder, it has no {' and no '.join(missing)}: {hint}")
-
-
-def _read_facts(folder: Path) -> dict[str, Any]:
-    facts = read_record(folder)
+    facts = {} if RECORD in missing else read_record(folder)
+    if missing and not (missing == [CURVES] and facts.get("imported")):
+        inside = sorted(path.parent for path in folder.glob("*/run.json"))
+        hint = f"seqarch fit writes {', '.join(FILES[:-1])} and {FILES[-1]}"
+        if inside:
+            more = " ..." if len(inside) > 4 else ""
+            hint = f"did you mean the runs inside it: {' '.join(map(str, inside[:4]))}{more}"
+        raise UserError(f"{folder} is not a run folder, it has no {' and no '.join(missing)}: {hint}")
     for key, kind in FACTS.items():
         if not (KINDS[kind](facts.get(key)) or (facts.get(key) is None and key not in REQUIRED)):
             with says_what_is_left(folder / RECORD):

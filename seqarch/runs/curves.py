@@ -73,8 +73,10 @@ def checksum(rows: Iterable[Mapping[str, str]], before: int = 0) -> int:
     return before
 
 
-def read_curves(path: Path, growing: bool, noted: Any = None) -> tuple[Curves, int, int]:
-    """The curves by tag, the last step and its tokens. `noted` is the checksum of the rows when the run ended.
+def read_curves(path: Path, growing: bool, noted: Any = None, end: int | None = None) -> tuple[Curves, int, int]:
+    """The curves by tag, the last step and its tokens.
+
+    If the run has ended, `noted` is the checksum of its rows, and `end` its last step if it logged the training loss.
 
     A last line without a line break is left out if the file was `growing`, until its process ended or still. A row
     without tokens is left out too, because it has no place on the axis. A user's callback may log such a row.
@@ -86,7 +88,10 @@ def read_curves(path: Path, growing: bool, noted: Any = None) -> tuple[Curves, i
         complete, _, rest = read_text(path).rpartition("\n")
         if rest and not growing:
             raise UserError(f"{path} ends in the middle of a line, it was cut: restore it")
-        return _curves(path, complete, noted)
+        curves, step, tokens = _curves(path, complete, noted)
+        if tags.TRAIN_LOSS in curves and step < (end or 0):  # TrainLoss ends every finished run with a row
+            raise UserError(f"{path} ends at step {step} of {end}: it was cut, restore it")
+        return curves, step, tokens
 
 
 def _curves(path: Path, text: str, noted: Any) -> tuple[Curves, int, int]:

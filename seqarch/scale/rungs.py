@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError, say
-from seqarch.exam.derive import Size, check, load_size, shape_of
+from seqarch.exam.derive import Size, check, find_models, load_size, shape_of
 from seqarch.exam.plan import Entrant, Exam
 from seqarch.exam.pool import Pool, share_gpus
 from seqarch.exam.request import Request as ExamRequest
-from seqarch.exam.run import find_models, plan_of
+from seqarch.exam.run import plan_of
 from seqarch.exam.train import train
 from seqarch.scale.request import Request
 from seqarch.tables import readable
@@ -117,7 +117,7 @@ def wanted_sizes(asked: Request) -> list[float]:
 
 def _plan(asked: Request, out: Path, size: Size, before: Exam | Size) -> Exam:
     """The exam of one rung, with steps and learning rates; the rates are those of the smallest rung or of a size."""
-    models = find_models(asked, size)
+    models = find_models(size, asked)
     if isinstance(before, Exam):
         known = [(each.rate, without_embedding(each.parameters, each.recipe)) for each in before.entrants]
     else:

@@ -13,10 +13,10 @@ from seqarch.cli.commands import parse
 from seqarch.data.shards import open_domain
 from seqarch.errors import UserError
 from seqarch.exam import pool
-from seqarch.exam.data import find_shards, text_files
 from seqarch.exam.derive import load_size
 from seqarch.exam.plan import difference, fingerprint, minutes_used, remember, remembered, reuse
 from seqarch.exam.pool import Stopped, Worker, share_cores, share_gpus
+from seqarch.exam.run import find_shards, text_files
 from seqarch.experiment.recipes import recipes_folder
 from seqarch.runs.layout import run_name
 from seqarch.runs.record import is_finished, write_note, write_record
