@@ -7,7 +7,7 @@ from torch import Tensor
 
 from seqarch.kernels.chunks import split_chunks
 from seqarch.kernels.fla_tuning import fla_recurrence
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import Backend, Op, wide_keys
 from seqarch.kernels.packages import check_gated_gradients
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import Recurred, autocast_cast, check_sequences, default_scale, is_tracked, state_or_zeros
@@ -141,8 +141,8 @@ def _obstacle(
     differentiates = is_tracked(q, k, v, beta, log_decay, state)
     if _takes_steps(q, log_decay, differentiates):
         return None
-    if k.shape[-1] > 256:
-        return f"it takes keys of at most 256 dims, not {k.shape[-1]}"
+    if reason := wide_keys(q, k):
+        return reason
     if differentiates and (k.shape[-1], v.shape[-1]) == (32, 64):
         # seen on an H200 with fla 0.6.0, in chunk_bwd_kernel_dqkwg; every later call of the process fails too
         return "its backward pass accesses illegal memory with keys of 32 and values of 64 dims: take other heads"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from seqarch.kernels.fla_tuning import fla_recurrence
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import Backend, Op, wide_keys
 from seqarch.kernels.rwkv7 import rwkv7_reference
 from seqarch.kernels.tensors import (
     Recurred,
@@ -79,10 +79,6 @@ def gated_delta_rule2_reference(
     return rwkv7_reference(q, k, v, log_decay, lookup, k, scale, None, initial_state, cu_seqlens)
 
 
-def _obstacle(q: Tensor, k: Tensor, *_: Any) -> str | None:
-    return f"it takes keys of at most 256 dims, not {k.shape[-1]}" if k.shape[-1] > 256 else None
-
-
 @torch.compiler.disable()
 def _fla(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, erase: Tensor, scale: float, state: Any, cu_seqlens: Any
@@ -94,5 +90,5 @@ def _fla(
 
 
 GATED_DELTA_RULE2 = Op(
-    "gated_delta_rule2", gated_delta_rule2_reference, (Backend("fla", _fla, "fla", obstacle=_obstacle),), fuses=True
+    "gated_delta_rule2", gated_delta_rule2_reference, (Backend("fla", _fla, "fla", obstacle=wide_keys),), fuses=True
 )

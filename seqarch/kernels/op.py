@@ -36,6 +36,11 @@ def wide_heads(q: Tensor, *_: Any) -> str | None:
     return f"heads of {q.shape[-1]} dims are more than it holds, {HEAD_DIM}" if q.shape[-1] > HEAD_DIM else None
 
 
+def wide_keys(q: Tensor, k: Tensor, *_: Any) -> str | None:
+    """The obstacle of fla's kernels with keys `[..., K]`."""
+    return f"it takes keys of at most 256 dims, not {k.shape[-1]}" if k.shape[-1] > 256 else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Backend:
     """A faster way to compute an op than its reference, on one kind of device.

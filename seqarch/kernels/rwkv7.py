@@ -8,7 +8,7 @@ from torch import Tensor
 from seqarch.errors import UserError
 from seqarch.kernels.chunks import chunk_length, decayed_products, join_chunks, split_chunks
 from seqarch.kernels.fla_tuning import fla_recurrence
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import Backend, Op, wide_keys
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import Recurred, at_least_float32, autocast_cast, check_sequences, state_or_zeros
 
@@ -141,10 +141,6 @@ def _carry(
     return torch.stack(states, dim=2), state
 
 
-def _obstacle(r: Tensor, k: Tensor, *others: Any) -> str | None:
-    return f"it takes keys of at most 256 dims, not {k.shape[-1]}" if k.shape[-1] > 256 else None
-
-
 def _fla(
     r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, scale: float, lower_bound: Any, *rest: Any
 ) -> Recurred:
@@ -157,4 +153,4 @@ def _fla(
     return fla_recurrence("rwkv7", r, log_decay, k, v, a, b, **options)
 
 
-RWKV7 = Op("rwkv7", rwkv7_reference, (Backend("fla", _fla, "fla", obstacle=_obstacle),), fuses=True)
+RWKV7 = Op("rwkv7", rwkv7_reference, (Backend("fla", _fla, "fla", obstacle=wide_keys),), fuses=True)
