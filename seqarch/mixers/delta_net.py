@@ -52,6 +52,9 @@ class DeltaNet(RecurrentMixer):
     key_share: ClassVar[float] = 1.0
     """Width of all keys together over `d_model`, unless `head_dim` is given."""
 
+    rates: ClassVar[tuple[float, float]] = (0.0, 16.0)
+    """The interval from which rates of decay are drawn."""
+
     def __init__(
         self,
         d_model: int,
@@ -80,25 +83,29 @@ class DeltaNet(RecurrentMixer):
         is_fused(self.qkv, keys, keys, values)
         self.convolution = optional_convolution(2 * keys + values, conv_size, conv, backend=backend)
         self.canon_channels = None if conv else 2 * keys + values
-        self.beta = nn.Linear(d_model, n_heads, bias=False)
-        self.step_size = nn.Linear(d_model, n_heads, bias=False) if self.decays else None
-        self.A_log = undecayed(n_heads) if self.decays else None
-        self.dt_bias = undecayed(n_heads) if self.decays else None
-        self.gate = nn.Linear(d_model, values, bias=False) if gate else None
+        self.add_gates(keys, values, gate)
         self.norm = nn.RMSNorm(value_dim, eps=norm_eps)
         self.out = nn.Linear(values, d_model, bias=False)
         self.reset_parameters()
 
+    def add_gates(self, keys: int, values: int, gate: bool) -> None:
+        """Add what decides how the state changes, and the gate on the outputs, for these widths of keys and values."""
+        self.beta = nn.Linear(self.d_model, self.n_heads, bias=False)
+        self.step_size = nn.Linear(self.d_model, self.n_heads, bias=False) if self.decays else None
+        self.A_log = undecayed(self.n_heads) if self.decays else None
+        self.dt_bias = undecayed(self.n_heads) if self.decays else None
+        self.gate = nn.Linear(self.d_model, values, bias=False) if gate else None
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """All matrices and convolutions normal with standard deviation 0.02; decays as in Mamba-2."""
-        for layer in (self.qkv, self.beta, self.step_size, self.gate, self.out):
-            if layer is not None:
+        for layer in self.children():
+            if isinstance(layer, nn.Linear):
                 init_linear(layer)
         if self.convolution is not None:
             nn.init.normal_(self.convolution.weight, std=0.02)
         if self.A_log is not None and self.dt_bias is not None:
-            self.A_log.uniform_(0, 16).log_()
+            self.A_log.uniform_(*self.rates).log_()
             init_step_bias(self.dt_bias)
         self.norm.reset_parameters()
 
@@ -119,11 +126,15 @@ class DeltaNet(RecurrentMixer):
     def recur(self, values, q, k, beta, log_decay, **options):
         return delta_rule(q, k, values, beta, log_decay=log_decay, **options, backend=self.backend)
 
+    def activation(self, gate: Tensor) -> Tensor:
+        """The nonlinearity of the gate on the outputs."""
+        return F.silu(gate)
+
     def finish(self, o: Tensor, gate: Tensor | None) -> Tensor:
         wide = at_least_float32(o)
         wide = F.rms_norm(wide, (self.value_dim,), self.norm.weight.to(wide.dtype), self.norm.eps)
         if gate is not None:
-            wide = wide * F.silu(at_least_float32(gate)).view_as(wide)
+            wide = wide * self.activation(at_least_float32(gate)).view_as(wide)
         return self.out(wide.to(o.dtype).flatten(2))
 
 

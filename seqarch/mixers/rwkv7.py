@@ -22,6 +22,7 @@ from seqarch.mixers.attention import Attend, Base
 from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops, undecayed
 from seqarch.mixers.cores import AttentionCore, SoftmaxCore
 from seqarch.mixers.few_inputs import has_few_inputs
+from seqarch.mixers.options import with_options_of
 from seqarch.mixers.positions import Position
 from seqarch.mixers.recurrent import Composes, Projected, RecurrentState
 from seqarch.mixers.rwkv56 import RWKVTimeMix, draw_output_norm
@@ -90,7 +91,8 @@ class RWKV7TimeMix(RWKVTimeMix):
         n_heads: heads H, a divisor of `d_model`.
         value_rank: width of the low-rank part of the value residual; by default that of the paper's time.
         gate_rank: the same of the gate.
-        backend: of the recurrence.
+        backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
+            on CUDA.
     """
 
     has_values: bool = True
@@ -209,12 +211,9 @@ class RWKV7(RWKV7TimeMix):
 
     Args:
         n_heads: heads H, a divisor of `d_model`; the originals have heads of 64 channels.
-        decay_rank: width of the low-rank part of the decays; by default that of the paper's time, as of the next three.
+        decay_rank: width of the low-rank part of the decays; by default that of the paper's time.
         rate_rank: the same of the learning rates.
-        value_rank: the same of the value residual.
-        gate_rank: the same of the gate.
-        backend: of the recurrence: "reference" is plain PyTorch, "fla" the CUDA kernels of fla-core; "auto" takes these
-            on CUDA.
+        **options: as in `RWKV7TimeMix`.
     """
 
     products: ClassVar[int] = 4  # look up, add what was found, write, read
@@ -222,6 +221,7 @@ class RWKV7(RWKV7TimeMix):
     composes: ClassVar[Composes] = "matrix"
     ops: ClassVar[tuple[str, ...]] = ("rwkv7",)
 
+    @with_options_of(RWKV7TimeMix)
     def __init__(
         self,
         d_model: int,
@@ -231,12 +231,9 @@ class RWKV7(RWKV7TimeMix):
         n_heads: Count,
         decay_rank: Count | None = None,
         rate_rank: Count | None = None,
-        value_rank: Count | None = None,
-        gate_rank: Count | None = None,
-        backend: str = "auto",
+        **options: Any,
     ) -> None:
-        ranks = {"value_rank": value_rank, "gate_rank": gate_rank}
-        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, **ranks, backend=backend)
+        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, **options)
         self.state_shape = (n_heads, self.head_dim, self.head_dim)
         self.decay_mix, self.rate_mix = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
         default = functools.partial(_rank_at, 1.8, 0.5)
