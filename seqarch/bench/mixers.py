@@ -34,15 +34,15 @@ def find_recipes(names: Sequence[str]) -> list[Path]:
     """
     bundled = bundled_recipes()
     sized = {path: mixer_classes(merged_recipe(path)) for name, path in bundled.items() if name.endswith(SIZE)}
-    found: list[Path] = [] if names else list(sized)
+    chosen: list[Path] = [] if names else list(sized)
     for name in names:
         if of_mixer := [path for path, classes in sized.items() if name in classes]:
-            found += of_mixer
+            chosen += of_mixer
         elif name.endswith((".yaml", ".yml")) or name in bundled or name + SIZE in bundled:
-            found.append(find_recipe(name))
+            chosen.append(find_recipe(name))
         else:
             raise unknown("recipe or mixer", name, {*bundled, *itertools.chain(*sized.values())})
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(chosen))
 
 
 def bench_mixers(

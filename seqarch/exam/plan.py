@@ -51,7 +51,6 @@ class Entrant:
 
     @property
     def rate(self) -> float:
-        """Its learning rate."""
         return float(self.recipe["model"]["learning_rate"])
 
     @property
@@ -59,7 +58,7 @@ class Entrant:
         """The learning rates of its seeds."""
         return self.near_best or (self.rate,)
 
-    def of_seed(self, seed: int) -> "Entrant":
+    def for_seed(self, seed: int) -> "Entrant":
         """The same model at the learning rate of a seed."""
         return self.at_rate(self.rates[seed % len(self.rates)])
 
@@ -110,11 +109,9 @@ class Exam:
         return [self.reference, *self.candidates]
 
     def run(self, entrant: Entrant, seed: int) -> Path:
-        """The run folder."""
         return self.folder / entrant.name / f"seed_{seed}"
 
     def key(self, entrant: Entrant, seed: int) -> str:
-        """The run's fingerprint."""
         return fingerprint(entrant.recipe, seed, self.checksums, entrant.code)
 
     def finished(self, entrant: Entrant) -> list[Path]:

@@ -101,22 +101,22 @@ class Progress:
 
     def line(self, now: float) -> str | None:
         """The line, `None` before anything is measured and after the last run."""
-        every = [*self.runs, *self.later]
-        done = [run.done() for run in every]
-        left = [run.steps - steps for run, steps in zip(every, done, strict=True)]
-        self.share = sum(done) / sum(run.steps for run in every)
-        rates = {run.name: run.seconds_per_step(steps, now) for run, steps in zip(every, done, strict=True)}
+        runs = [*self.runs, *self.later]
+        done = [run.done() for run in runs]
+        left = [run.steps - steps for run, steps in zip(runs, done, strict=True)]
+        self.share = sum(done) / sum(run.steps for run in runs)
+        rates = {run.name: run.seconds_per_step(steps, now) for run, steps in zip(runs, done, strict=True)}
         measured = [rate for rate in rates.values() if rate is not None]
         if not measured or not sum(left[: len(self.runs)]):
             return None
         seconds = 0.0
-        for run, steps in zip(every, left, strict=True):
-            alike = [rate for each in every if each.model == run.model and (rate := rates[each.name]) is not None]
+        for run, steps in zip(runs, left, strict=True):
+            alike = [rate for each in runs if each.model == run.model and (rate := rates[each.name]) is not None]
             seconds += steps * fmean(alike or measured)
         busy = sum(steps > 0 for steps in left)
         at = [
             f"{run.name} at {steps / run.steps:.0%}"
-            for run, steps in zip(every, done, strict=True)
+            for run, steps in zip(runs, done, strict=True)
             if 0 < steps < run.steps
         ]
         about = readable_time(seconds / max(1, min(self.workers, busy)))
@@ -144,12 +144,12 @@ def shown(progress: Progress) -> Iterator[None]:
         ):
             yield
         return
-    said = -SHARE
+    last = -SHARE
 
     def tell() -> None:
-        nonlocal said
-        if (line := _line(progress)) and progress.share >= said + SHARE:
-            said = progress.share
+        nonlocal last
+        if (line := _line(progress)) and progress.share >= last + SHARE:
+            last = progress.share
             say(line)
 
     with _thread(ended, tell):

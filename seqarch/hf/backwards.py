@@ -34,32 +34,32 @@ def as_family(
     Raises:
         UserError: there is no such family, or names an option of the model that it does not have.
     """
-    found, model = family(name), _complete(facts["hyper_parameters"])
+    target, model = family(name), _complete(facts["hyper_parameters"])
     first = (weights.get(f"lm.blocks.0.feed_forward.{name}.weight") for name in ("up", "key"))
     if (wide := next((each for each in first if each is not None), None)) is not None:
         model["feed_forward"]["init_args"]["hidden"] = wide.shape[0]
-    config = {"model_type": name, **found.config(model)}
-    other = _complete(found.options(config))
+    config = {"model_type": name, **target.config(model)}
+    other = _complete(target.options(config))
     if wrong := _difference(_flat(model), _flat(other)):
-        raise UserError(f"{found.architecture} cannot express this model: {wrong}")
+        raise UserError(f"{target.architecture} cannot express this model: {wrong}")
     length = facts["TextDataModule"]["sequence_length"]
     if length and name != "gpt2":
         config["max_position_embeddings"] = length
-    rules = list(found.every_rule(config, model["n_layers"]))
+    rules = list(target.every_rule(config, model["n_layers"]))
     known = {rule.ours for rule in rules} | ({HEAD} if model["tie_embeddings"] else set())
     if odd := min(known ^ weights.keys(), default=None):
         which = "no weight" if odd in known else "the weight"
-        raise UserError(f"{found.architecture} cannot express this model: it has {which} {odd}")
+        raise UserError(f"{target.architecture} cannot express this model: it has {which} {odd}")
     theirs: dict[str, Tensor] = {}
     for rule in rules:
         theirs |= zip(rule.theirs, rule.to_theirs(weights[rule.ours]), strict=True)
     kept = {key: each.detach().cpu().clone() for key, each in theirs.items()}
     del config["model_type"]
-    if found.package == "transformers":  # not AutoConfig, which gives fla's class once fla is imported
-        kind = getattr(transformers, found.architecture).config_class
+    if target.package == "transformers":  # not AutoConfig, which gives fla's class once fla is imported
+        kind = getattr(transformers, target.architecture).config_class
     else:
         kind = type("PublishedConfig", (transformers.PreTrainedConfig,), {"model_type": name})
-    return kind(**config, architectures=[found.architecture], **more), kept
+    return kind(**config, architectures=[target.architecture], **more), kept
 
 
 def _complete(model: Mapping[str, Any]) -> dict[str, Any]:

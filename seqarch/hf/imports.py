@@ -120,7 +120,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         if not isinstance(listed, dict) or not all(isinstance(each, str) for each in listed.values()):
             raise UserError(f"{folder / INDEX} is damaged: its weight_map is not a mapping of names")
         names = sorted({*listed.values()})
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name in names:
         path = folder / name
         home = folder.resolve()
@@ -128,18 +128,18 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         if Path(name).name != name or (not path.resolve().is_relative_to(home) and path.resolve().parent != cache):
             raise UserError(f"{name[:200]} leads out of the folder {folder}: weights lie in it")
         if path.is_file():
-            found |= read_safetensors(path)[1]
+            weights |= read_safetensors(path)[1]
         elif len(names) == 1 and (folder / OTHER).is_file():
-            found = _file(folder / OTHER)
+            weights = _file(folder / OTHER)
         else:
             raise absent("file", path)
-    return found
+    return weights
 
 
 def _file(path: Path) -> dict[str, Tensor]:
-    found = read_tensors(path)
-    check_weights(found, path)
-    return found
+    weights = read_tensors(path)
+    check_weights(weights, path)
+    return weights
 
 
 def _of_seqarch(
@@ -164,9 +164,9 @@ def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Pa
     """A checkpoint with the weights of a published model."""
     kind = str(config.get("model_type"))
     check_known("model_type in config.json", kind, [*FAMILIES, SeqarchConfig.model_type])
-    found = family(kind)
-    found.check(config)
-    options = found.options(config)
+    target = family(kind)
+    target.check(config)
+    options = target.options(config)
     length = config.get("max_position_embeddings") or config.get("n_positions") or 2048
     content = {
         "seqarch": {"version": seqarch.__version__, "precision": "32-true", "tokenizer": "", "source": folder.name},
@@ -176,10 +176,10 @@ def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Pa
     }
     with torch.device("meta"):
         shapes = {name: each.shape for name, each in module_of(content).state_dict().items()}
-    rules = list(found.every_rule(config, options["n_layers"]))  # as many as the model, which is built, has layers
-    weights = {name: each for name, each in weights.items() if not name.endswith(found.dropped or (" ",))}
-    if found.prefix and not any(name.startswith(found.prefix) for name in weights):
-        weights = {found.prefix + name: each for name, each in weights.items()}
+    rules = list(target.every_rule(config, options["n_layers"]))  # as many as the model, which is built, has layers
+    weights = {name: each for name, each in weights.items() if not name.endswith(target.dropped or (" ",))}
+    if target.prefix and not any(name.startswith(target.prefix) for name in weights):
+        weights = {target.prefix + name: each for name, each in weights.items()}
     weights = {name.replace("backbone.embedding.", "backbone.embeddings."): each for name, each in weights.items()}
     if content["hyper_parameters"]["tie_embeddings"]:
         shapes.pop(HEAD)

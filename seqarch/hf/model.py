@@ -101,8 +101,8 @@ class SeqarchForCausalLM(PreTrainedModel, GenerationMixin):
         Raises:
             UserError: names such weights.
         """
-        found: Any = super().from_pretrained(*args, output_loading_info=True, **options)
-        model, info = found
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **options)
+        model, info = loaded
         for wrong, names in (("lacks", info["missing_keys"]), ("has unknown", info["unexpected_keys"])):
             if names:
                 raise UserError(f"the weights are those of another model: it {wrong} {', '.join(sorted(names)[:3])}")

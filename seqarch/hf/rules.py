@@ -101,9 +101,9 @@ class Family(ABC):
     def check(self, config: Config) -> None:
         """Raise `UserError` for a configuration that seqarch does not compute."""
         for key, values in self.fixed.items():
-            given = config.get(key, values[0])
-            if given not in values and not (isinstance(given, list) and all(each in values for each in given)):
-                known = one_of([str(value) for value in values])
+            value = config.get(key, values[0])
+            if value not in values and not (isinstance(value, list) and all(each in values for each in value)):
+                known = one_of([str(one) for one in values])
                 raise UserError(f"config.json has {key} {config[key]!r}: seqarch computes {known}")
 
     def every_rule(self, config: Config, n_layers: int) -> Iterator[Rule]:
@@ -114,8 +114,8 @@ class Family(ABC):
 
     def to_ours(self, config: Config, mixer: Options) -> dict[str, Any]:
         """The options that `names` has, and those of the mixer."""
-        given = {**self.defaults, **config}
-        options = {ours: given[theirs] for ours, theirs in self.names.items()}
+        entries = {**self.defaults, **config}
+        options = {ours: entries[theirs] for ours, theirs in self.names.items()}
         return {**options, "mixers": {"mixer": {"class_path": self.mixer, "init_args": dict(mixer)}}}
 
     def to_theirs(self, model: Options) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def convert(
     Raises:
         UserError: names a tensor that is missing, unknown or of another shape.
     """
-    left, found = dict(weights), {}
+    left, converted = dict(weights), {}
     for rule in rules:
         if missing := [name for name in rule.theirs if name not in left]:
             raise UserError(f"the weights lack {missing[0]}")
@@ -167,12 +167,12 @@ def convert(
         if tensor.shape != shapes.get(rule.ours):
             wanted = [*shapes[rule.ours]] if rule.ours in shapes else "nothing"
             raise UserError(f"{' + '.join(rule.theirs)} is {[*tensor.shape]}, but config.json asks for {wanted}")
-        found[rule.ours] = tensor.float()
+        converted[rule.ours] = tensor.float()
     if left:
         raise UserError(f"the weights hold {min(left)}, which the family has not")
-    if absent := shapes.keys() - found.keys():
+    if absent := shapes.keys() - converted.keys():
         raise UserError(f"no tensor gives {min(absent)}")
-    return found
+    return converted
 
 
 def _published(tensor: Tensor, layout: Layout, *, back: bool) -> Tensor:

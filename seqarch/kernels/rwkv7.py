@@ -94,8 +94,8 @@ def rwkv7_recurrent(
     state = state_or_zeros(initial_state, v, v.shape[0], *k.shape[2:4], v.shape[4])
     outputs = []
     for t in range(r.shape[1]):
-        found = (a[:, t] * state).sum(dim=-2, keepdim=True)
-        state = log_decay[:, t].exp() * state + b[:, t] * found + k[:, t] * v[:, t]
+        read = (a[:, t] * state).sum(dim=-2, keepdim=True)
+        state = log_decay[:, t].exp() * state + b[:, t] * read + k[:, t] * v[:, t]
         outputs.append((r[:, t] * state).sum(dim=-2))
     return torch.stack(outputs, dim=1), state
 

@@ -395,5 +395,5 @@ def check_core(mixer: Mixer, **attention: Any) -> None:
     if "carry" in mixer.takes:
         raise UserError(f"core: {name} hands tensors to later layers, which RWKV7Shell does not pass on: take another")
     usual = {"position": "rope", "rope_base": ROPE_BASE, "qk_norm": None, "temperature": None}
-    if given := [option for option, value in attention.items() if value != usual[option]]:
-        raise UserError(f"{', '.join(given)}: for attention cores only; set the options of {name} in its init_args")
+    if wrong := [option for option, value in attention.items() if value != usual[option]]:
+        raise UserError(f"{', '.join(wrong)}: for attention cores only; set the options of {name} in its init_args")

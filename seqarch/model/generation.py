@@ -20,10 +20,10 @@ def generate(lm: SequenceLM, prompts: Tensor | Sequence[Tensor], max_new_tokens:
 
     Arguments and errors are those of `stream`, such as `stop`, `batch_size` and `temperature`.
     """
-    found: dict[int, list[int]] = {}
+    drawn: dict[int, list[int]] = {}
     for row, token in stream(lm, prompts, max_new_tokens, **options):
-        found.setdefault(row, []).append(token)
-    return [torch.tensor(found.get(row, []), dtype=torch.int64) for row in range(len(prompts))]
+        drawn.setdefault(row, []).append(token)
+    return [torch.tensor(drawn.get(row, []), dtype=torch.int64) for row in range(len(prompts))]
 
 
 @typed

@@ -39,20 +39,20 @@ def transfer_factors(lm: SequenceLM, kinds: Mapping[str, Kind], base_width: int 
     wider = lm.d_model / base_width
     drawn = {"normalised": lm.embedding_norm is not None, "tied": lm.head.weight is lm.embedding.weight}
     here, there = (embedding_std(lm.vocab_size, width, **drawn) for width in (lm.d_model, base_width))
-    found: dict[str, Factors] = {}
+    factors: dict[str, Factors] = {}
     for name, parameter in lm.named_parameters():
         role = kinds[name].role
         if name.startswith("norm."):
-            found[name] = Factors(1 / wider, 1 / wider)
+            factors[name] = Factors(1 / wider, 1 / wider)
         elif role == "embedding":
-            found[name] = Factors(there / here)
+            factors[name] = Factors(there / here)
         elif role == "head":
-            found[name] = Factors()
+            factors[name] = Factors()
         else:
             more_inputs = _more_inputs(parameter, lm.d_model, base_width)
             rate = 1 / more_inputs if role == "matrix" else 1.0
-            found[name] = Factors(_initial_factor(parameter, wider, more_inputs), rate)
-    return found
+            factors[name] = Factors(_initial_factor(parameter, wider, more_inputs), rate)
+    return factors
 
 
 @torch.no_grad()

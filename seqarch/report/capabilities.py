@@ -45,30 +45,30 @@ def capabilities(groups: Sequence[Group], reference: Group, *, losses: bool = Fa
 
     For models without curves to compare, `losses` adds the metrics of the group `LOSS`, and those without samples.
     """
-    found: dict[str, dict[str, Measured]] = {}
+    metrics: dict[str, dict[str, Measured]] = {}
     for group in groups:
         for tag, measured in _metrics(group, losses).items():
-            found.setdefault(tag, {})[group.name] = measured
-    for measured in found.values():
+            metrics.setdefault(tag, {})[group.name] = measured
+    for measured in metrics.values():
         base = measured.get(reference.name)
         for name, one in measured.items():
             paired = base and one is not base and 0 < len(one.samples) == len(base.samples)
             if base and paired and _same(one.facts, base.facts):
                 measured[name] = replace(one, difference=paired_difference(one.samples, base.samples))
-    found |= _average(found)
-    return dict(sorted(found.items(), key=lambda each: _in_order(each[0])))
+    metrics |= _average(metrics)
+    return dict(sorted(metrics.items(), key=lambda each: _in_order(each[0])))
 
 
-def _average(found: Mapping[str, Mapping[str, Measured]]) -> dict[str, dict[str, Measured]]:
+def _average(metrics: Mapping[str, Mapping[str, Measured]]) -> dict[str, dict[str, Measured]]:
     """The average over few-shot tasks, for the tasks that all models with results of such tasks have."""
-    tags = few_shot.measured(found)
-    models = dict.fromkeys(name for tag in tags for name in found[tag])
-    tags = [tag for tag in tags if found[tag].keys() == models.keys()]
+    tags = few_shot.measured(metrics)
+    models = dict.fromkeys(name for tag in tags for name in metrics[tag])
+    tags = [tag for tag in tags if metrics[tag].keys() == models.keys()]
     if len(tags) < 2:
         return {}
     means = {}
     for name in models:
-        each = {tag: found[tag][name] for tag in tags}
+        each = {tag: metrics[tag][name] for tag in tags}
         value = few_shot.mean([one.value for one in each.values()])
         differences = [one.difference for one in each.values() if one.difference]
         difference = None
@@ -104,7 +104,7 @@ def _metrics(group: Group, losses: bool) -> dict[str, Measured]:
         for task, result in newest_results(run.folder).items():
             if losses or result.content.get("group") != LOSS:
                 seeds.setdefault(task, []).append(result)
-    found = {}
+    metrics = {}
     for results in seeds.values():
         step = max(each.step for each in results)
         latest = [each for each in results if each.step == step]
@@ -118,11 +118,11 @@ def _metrics(group: Group, losses: bool) -> dict[str, Measured]:
                 value = Value(float(mean.mean()), *interval(mean), len(mean), value.chance)
                 depth = first.samples.get("depth")
                 same = depth is not None and len(depth) == len(mean)
-                found[tag] = Measured(value, dict(first.content), mean, step, depth if same else None)
+                metrics[tag] = Measured(value, dict(first.content), mean, step, depth if same else None)
             elif losses:
                 values = [each.metrics[tag].value for each in alike if tag in each.metrics]
-                found[tag] = Measured(Value(float(np.mean(values))), dict(first.content), np.empty(0), step)
-    return found
+                metrics[tag] = Measured(Value(float(np.mean(values))), dict(first.content), np.empty(0), step)
+    return metrics
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from seqarch.runs.curves import Curve, Curves, read_curves
 from seqarch.runs.files import MOST, check_folder, is_label
 from seqarch.runs.keys import flatten, may_differ
 from seqarch.runs.layout import CONFIG, CURVES, RECORD, branches
-from seqarch.runs.record import read_config, read_record, says_what_is_left
+from seqarch.runs.record import explain_salvage, read_config, read_record
 from seqarch.runs.tags import MEAN
 
 FILES = (RECORD, CONFIG, CURVES)
@@ -354,7 +354,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is not a run folder, it has no {' and no '.join(missing)}: {hint}")
     for key, kind in FACTS.items():
         if not (KINDS[kind](facts.get(key)) or (facts.get(key) is None and key not in REQUIRED)):
-            with says_what_is_left(folder / RECORD):
+            with explain_salvage(folder / RECORD):
                 raise UserError(f"{folder / RECORD}: '{key}' must be {kind}, found {facts.get(key)!r:.80}")
     return facts
 

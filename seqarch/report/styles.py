@@ -81,16 +81,16 @@ def styles(kinds: Mapping[str, str]) -> dict[str, Style]:
     """
     table = {_plain(key): look for key, look in LOOKS.items()}
     table |= {_plain(name): LOOKS[key] for name, key in ALIASES.items()}
-    found: dict[str, Style] = {}
+    chosen: dict[str, Style] = {}
     for name, key in [*zip(kinds, kinds, strict=True), *kinds.items()]:
         look = table.get(_plain(key))
-        if look is not None and name not in found and look not in found.values():
-            found[name] = look
+        if look is not None and name not in chosen and look not in chosen.values():
+            chosen[name] = look
     keys = {name: _plain(kind) for name, kind in kinds.items()}
     digests = {name: zlib.crc32((_plain(name) if key in table else key).encode()) for name, key in keys.items()}
-    for name in sorted(kinds.keys() - found.keys(), key=lambda name: (digests[name], name)):
-        found[name] = _free(digests[name], list(found.values()))
-    return {name: found[name] for name in kinds}
+    for name in sorted(kinds.keys() - chosen.keys(), key=lambda name: (digests[name], name)):
+        chosen[name] = _free(digests[name], list(chosen.values()))
+    return {name: chosen[name] for name in kinds}
 
 
 def kind(group: Group) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from seqarch.errors import UserError, refused
 from seqarch.runs import tags
 from seqarch.runs.files import MOST, is_label, read_text
-from seqarch.runs.record import says_what_is_left
+from seqarch.runs.record import explain_salvage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,7 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """
     if not path.exists():
         return [], []
-    with says_what_is_left(path):
+    with explain_salvage(path):
         complete, _, _ = read_text(path).rpartition("\n")
         header, rows = _parsed(path, complete)
         return header, [dict(zip(header, cells, strict=True)) for _, cells, _ in rows]
@@ -84,7 +84,7 @@ def read_curves(path: Path, growing: bool, noted: Any = None, end: int | None = 
     Raises:
         UserError: the file is damaged; names the line and what of the run can still be used.
     """
-    with says_what_is_left(path):
+    with explain_salvage(path):
         complete, _, rest = read_text(path).rpartition("\n")
         if rest and not growing:
             raise UserError(f"{path} ends in the middle of a line, it was cut: restore it")

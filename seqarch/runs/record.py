@@ -25,7 +25,7 @@ def read_record(run: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is damaged; says what of the run can still be used.
     """
-    with says_what_is_left(run / RECORD):
+    with explain_salvage(run / RECORD):
         return read_json(run / RECORD)
 
 
@@ -52,7 +52,7 @@ def has_diverged(run: Path) -> bool:
 def read_config(run: Path) -> dict[str, Any]:
     """`config.yaml` of a run folder: the resolved configuration; errors as for `read_record`."""
     path = run / CONFIG
-    with says_what_is_left(path):
+    with explain_salvage(path):
         config = load(path)
         if not isinstance(config, dict):
             raise UserError(f"{path}: expected a mapping, the configuration that seqarch fit wrote")
@@ -69,7 +69,7 @@ def read_note(run: Path) -> dict[str, Any]:
     path = run / EXAM_NOTE
     if not path.is_file():
         return {}
-    with says_what_is_left(path):
+    with explain_salvage(path):
         note = read_json(path)
         for key, fits in NOTE.items():
             if not (note.get(key) is None or fits(note[key])):
@@ -83,7 +83,7 @@ def write_note(run: Path, **note: Any) -> None:
 
 
 @contextlib.contextmanager
-def says_what_is_left(path: Path) -> Iterator[None]:
+def explain_salvage(path: Path) -> Iterator[None]:
     """Adds to a `UserError` about one file of a run folder what of the run can still be used."""
     try:
         yield

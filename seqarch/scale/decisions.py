@@ -83,10 +83,10 @@ def ends_of(points: Sequence[Point]) -> Rungs:
 
 
 def _by_model(points: Sequence[Point]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    losses: dict[str, list[float]] = {}
     for point in points:
-        found.setdefault(point.model, []).append(point.loss)
-    return found
+        losses.setdefault(point.model, []).append(point.loss)
+    return losses
 
 
 def ranked_pairs(losses: Mapping[str, Sequence[float]]) -> list[Pair]:

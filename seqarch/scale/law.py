@@ -100,13 +100,13 @@ class Laws:
         random = np.random.default_rng(0)
         fitted = self._predicted(self.fit)
         weights, variances, freedom = self._components
-        found = []
+        fits = []
         for k in random.choice(len(SHARES), self.draws, p=weights):
             scale = np.sqrt(variances[k] * freedom / random.chisquare(freedom))
             between = np.sqrt(SHARES[k]) * random.normal(size=self._runs.max() + 1)[self._runs]
             noise = scale * (between + np.sqrt(1 - SHARES[k]) * random.normal(size=len(fitted)))
-            found.append(self._solve(fitted * np.exp(noise), self.fit)[0])
-        return np.array(found)
+            fits.append(self._solve(fitted * np.exp(noise), self.fit)[0])
+        return np.array(fits)
 
     @cached_property
     def noise(self) -> tuple[float, float]:
@@ -139,15 +139,15 @@ class Laws:
 
     def saving(self, model: str, reference: Point, parameters: float) -> Saving:
         """The tokens with which a model of this size has the loss of the reference's law at a point, over its own."""
-        found = []
+        ratios = []
         for fit in (self.fit, self.refits):
             target = self.loss(reference.model, reference.parameters, reference.tokens, fit)
             floor, (log_b, b), at = self._parts(model, parameters, reference.tokens, fit)
             with np.errstate(divide="ignore", invalid="ignore"):
                 needed = (log_b - np.log(np.maximum(target - floor, 0.0))) / b
-            found.append(np.exp(needed - at))
-        low, high = np.quantile(found[1], (0.025, 0.975), method="nearest")
-        return Saving(float(found[0]), float(low), float(high))
+            ratios.append(np.exp(needed - at))
+        low, high = np.quantile(ratios[1], (0.025, 0.975), method="nearest")
+        return Saving(float(ratios[0]), float(low), float(high))
 
     @property
     def _n(self) -> int:
@@ -184,11 +184,11 @@ class Laws:
         """The parameters with the least squares of the relative errors, and their sum."""
         low = np.r_[0.0, np.tile([-12.0, 0.0, -12.0, 0.01], self._n)]
         high = np.r_[losses.min(), np.tile([3.0, STEEPEST, 3.0, STEEPEST], self._n)]
-        found = least_squares(
+        solution = least_squares(
             lambda fit: self._predicted(fit) / losses - 1,
             np.clip(start, low + 1e-6, high - 1e-6),
             jac=lambda fit: self._slopes(fit) / losses[:, None],  # pyright: ignore[reportArgumentType]
             bounds=(low, high),
             max_nfev=200,
         )
-        return found.x, float(found.cost)
+        return solution.x, float(solution.cost)

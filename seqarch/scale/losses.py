@@ -99,12 +99,12 @@ def best_rates(points: Iterable[Point]) -> list[Point]:
             )
         own.append(point)
     last = {key: max(each.tokens for own in rates.values() for each in own) for key, rates in by_run.items()}
-    found = []
+    kept = []
     for key, rates in by_run.items():
         ends = {each.learning_rate: each.loss for own in rates.values() for each in own if each.tokens == last[key]}
         best = min(ends, key=lambda rate: ends[rate])
-        found += sorted((rates[best if math.isfinite(best) else 0.0]), key=lambda each: each.tokens)
-    return found
+        kept += sorted((rates[best if math.isfinite(best) else 0.0]), key=lambda each: each.tokens)
+    return kept
 
 
 def read_runs(folders: Sequence[Path], what: str = IN_DOMAIN, reference: str | None = None) -> list[Point]:
@@ -122,15 +122,15 @@ def read_runs(folders: Sequence[Path], what: str = IN_DOMAIN, reference: str | N
     check_losses([Group(run.name, [run]) for run in runs])
     reference = reference or load_run(folders[0]).name
     check_known("reference", reference, {run.name for run in runs})
-    found = []
+    points = []
     for width, own in groupby(runs, key=_width):
         same = list(own)
         named = [run for run in same if run.name == reference]
         rung = readable(named[0].facts["parameters"]) if named else f"width {width}"
-        found += (
+        points += (
             _gaps(same, rung, reference) if what == GAP else [each for run in same for each in _points(run, rung, what)]
         )
-    return found
+    return points
 
 
 def _width(run: Run) -> int:
@@ -154,14 +154,14 @@ def _points(run: Run, rung: str, what: str) -> list[Point]:
 
 def _gaps(runs: Sequence[Run], rung: str, reference: str) -> list[Point]:
     """The gaps of one rung at each budget; the reference's are zero."""
-    found = compare([run.folder for run in runs], reference).findings
+    findings = compare([run.folder for run in runs], reference).findings
     budgets: dict[float, None] = {}
     points = []
-    for group in found.others:
-        for at in found.finished[group.name].budgets if group.name in found.finished else ():
+    for group in findings.others:
+        for at in findings.finished[group.name].budgets if group.name in findings.finished else ():
             budgets[at.tokens] = None
             points.append(Point(group.name, rung, group.runs[0].facts["parameters"], at.tokens, loss=at.raw.value))
-    size = found.reference.runs[0].facts["parameters"]
+    size = findings.reference.runs[0].facts["parameters"]
     return [*(Point(reference, rung, size, tokens, loss=0.0) for tokens in budgets), *points]
 
 

@@ -73,7 +73,7 @@ def register(path: Path, loss: str, rungs: Rungs, known: Collection[str] = ()) -
 def scored(path: Path, loss: str, rungs: Rungs) -> list[Prediction]:
     """The predictions of this loss, each with its score where a larger rung has both models."""
     order = list(rungs)
-    found = []
+    predictions = []
     for row in _read(path):
         if row["loss"] != loss:
             continue
@@ -84,8 +84,8 @@ def scored(path: Path, loss: str, rungs: Rungs) -> list[Prediction]:
         if both is not None:
             better, worse = (float(np.mean(rungs[both][row[name]])) for name in ("better", "worse"))
             one = replace(one, later=both, measured=worse - better)
-        found.append(one)
-    return found
+        predictions.append(one)
+    return predictions
 
 
 def _read(path: Path) -> list[dict[str, str]]:

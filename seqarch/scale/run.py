@@ -12,7 +12,7 @@ from seqarch.scale.request import Request
 from seqarch.scale.summary import Summary
 
 
-def train(asked: Request, loss: str | None) -> None:
+def train(request: Request, loss: str | None) -> None:
     """Train the rungs and print their summary. After each rung, what it predicts for the next is written down.
 
     Raises:
@@ -21,15 +21,15 @@ def train(asked: Request, loss: str | None) -> None:
     from seqarch.scale.rungs import train_rungs
 
     loss = loss or IN_DOMAIN
-    if loss == GAP and asked.match != "tokens":
+    if loss == GAP and request.match != "tokens":
         raise UserError("--loss gap compares models with the same tokens: set --match tokens")
-    out = Path(asked.out or "runs/scale")
+    out = Path(request.out or "runs/scale")
     folders: list[Path] = []
     wrong: dict[str, str] = {}
     points: list[Point] = []
     reference = ""
     try:
-        for exam, failed, following in train_rungs(asked, out):
+        for exam, failed, following in train_rungs(request, out):
             wrong |= failed
             reference = exam.reference.name
             folders += [run for entrant in exam.entrants for run in exam.finished(entrant)]

@@ -42,7 +42,7 @@ CHOSEN = ("model.d_model", "model.n_layers", "trainer.max_steps", "branches.", "
 """Keys that a rung sets."""
 
 
-def train_rungs(asked: Request, out: Path) -> Iterator[tuple[Exam, dict[str, str], Exam | None]]:
+def train_rungs(request: Request, out: Path) -> Iterator[tuple[Exam, dict[str, str], Exam | None]]:
     """Make the runs that are missing, rung by rung.
 
     Yields each rung as an exam, what went wrong by run folder, and the next rung before its runs are made.
@@ -50,15 +50,15 @@ def train_rungs(asked: Request, out: Path) -> Iterator[tuple[Exam, dict[str, str
     Raises:
         UserError: what is wrong, before anything is trained at that rung; or a model has no learning rate.
     """
-    if chosen := [key for key in asked.options if key.startswith(CHOSEN)]:
+    if chosen := [key for key in request.options if key.startswith(CHOSEN)]:
         raise UserError(f"--{chosen[0]}: each rung sets this: choose --sizes and --tokens_per_parameter")
-    wanted = wanted_sizes(asked)
-    base = load_size(asked.like, asked.options)
+    wanted = wanted_sizes(request)
+    base = load_size(request.like, request.options)
     sizes = [rung_size(base, parameters) for parameters in wanted]
     if len({size.model["d_model"] for size in sizes}) < len(sizes):
         raise UserError("two of the --sizes lead to the same width: choose sizes further apart")
-    gpus = share_gpus(base.recipe["trainer"], asked.workers)
-    exam = _plan(asked, out, sizes[0], base)
+    gpus = share_gpus(base.recipe["trainer"], request.workers)
+    exam = _plan(request, out, sizes[0], base)
     smallest: Exam | None = None
     with Pool(gpus) as pool:
         for size in [*sizes[1:], None]:
@@ -70,7 +70,7 @@ def train_rungs(asked: Request, out: Path) -> Iterator[tuple[Exam, dict[str, str
                 first, why = next(iter(failed.items()))
                 raise UserError(f"{first} has no learning rate ({why}); the same command makes the missing runs")
             smallest = smallest or exam
-            following = _plan(asked, out, size, smallest) if size else None
+            following = _plan(request, out, size, smallest) if size else None
             yield exam, failed, following
             exam = following or exam
 
@@ -99,41 +99,43 @@ def _parameters(size: Size) -> int:
     return check("the reference", size.recipe).parameters
 
 
-def wanted_sizes(asked: Request) -> list[float]:
+def wanted_sizes(request: Request) -> list[float]:
     """The parameters of the rungs, in order."""
-    found = []
-    for text in asked.sizes or SIZES[asked.like]:
+    sizes = []
+    for text in request.sizes or SIZES[request.like]:
         try:
             number = float(text[:-1]) * UNITS[text[-1]] if text[-1:] in UNITS else float(text)
         except ValueError:
             number = 0.0
         if not 1e3 <= number <= 1e11:
             raise UserError(f"--sizes {text}: give parameters between 1k and 100B, such as 10M")
-        found.append(number)
-    if len(found) < 2:
+        sizes.append(number)
+    if len(sizes) < 2:
         raise UserError("--sizes names one size: a scale needs two or more")
-    return sorted(found)
+    return sorted(sizes)
 
 
-def _plan(asked: Request, out: Path, size: Size, before: Exam | Size) -> Exam:
+def _plan(request: Request, out: Path, size: Size, before: Exam | Size) -> Exam:
     """The exam of one rung, with steps and learning rates; the rates are those of the smallest rung or of a size."""
-    models = find_models(size, asked)
+    models = find_models(size, request)
     if isinstance(before, Exam):
         known = [(each.rate, without_embedding(each.parameters, each.recipe)) for each in before.entrants]
     else:
         known = [(before.model["learning_rate"], without_embedding(_parameters(before), before.recipe))] * len(models)
-    facts = [check(name, recipe, asked.allow_code) for name, recipe in models]
-    costs = [each.flops if asked.match == "flops" else 1.0 for each in facts]
-    budget = costs[0] * asked.tokens_per_parameter * facts[0].parameters
+    facts = [check(name, recipe, request.allow_code) for name, recipe in models]
+    costs = [each.flops if request.match == "flops" else 1.0 for each in facts]
+    budget = costs[0] * request.tokens_per_parameter * facts[0].parameters
     for (_, recipe), fact, cost, (rate, there) in zip(models, facts, costs, known, strict=True):
-        _set_training(recipe, round(budget / cost / _tokens_per_step(recipe)), asked.options)
+        _set_training(recipe, round(budget / cost / _tokens_per_step(recipe)), request.options)
         if not recipe["model"].get("base_width"):  # muP scales the parts of the rate in the model itself
             rate = transferred(rate, there, without_embedding(fact.parameters, recipe))
         recipe["model"]["learning_rate"] = rate
-    same = {name: getattr(asked, name) for name in ("mixers", "against", "data", "seeds", "allow_code")}
+    same = {name: getattr(request, name) for name in ("mixers", "against", "data", "seeds", "allow_code")}
     first = not isinstance(before, Exam)
-    request = ExamRequest(**same, out=str(out), size=readable(facts[0].parameters), ladder=asked.ladder and first)
-    exam = plan_of(request, size, models)
+    exam_request = ExamRequest(
+        **same, out=str(out), size=readable(facts[0].parameters), ladder=request.ladder and first
+    )
+    exam = plan_of(exam_request, size, models)
     return exam if first else _with_near_rates(exam, before)
 
 

@@ -86,14 +86,14 @@ class Summary:
             return []
         ends = {point.model: point for point in sorted(self.points, key=lambda each: (each.parameters, each.tokens))}
         end = ends[self.reference]
-        found = []
+        savings = []
         for model in self.laws.models:
             own = ends[model]
             if model != self.reference and own.rung == end.rung:
                 tokens = self.laws.saving(model, end, own.parameters)
                 slower = end.tokens_per_second / own.tokens_per_second
-                found.append((model, tokens, tokens.times(slower) if math.isfinite(slower) else None))
-        return found
+                savings.append((model, tokens, tokens.times(slower) if math.isfinite(slower) else None))
+        return savings
 
     @cached_property
     def predictions(self) -> list[Prediction]:

@@ -190,9 +190,9 @@ def test_seeds_take_the_rates_that_one_run_cannot_tell_apart_in_turn(bare):
     exam, _ = climbed(bare, lambda name, rate: losses[rate])
     it = exam.candidates[0]
     assert it.rate == 1.5e-3
-    assert [it.of_seed(seed).rate for seed in range(3)] == [1.5e-3, 2.2e-3, 1.5e-3]
+    assert [it.for_seed(seed).rate for seed in range(3)] == [1.5e-3, 2.2e-3, 1.5e-3]
     exam, _ = climbed(bare, lambda name, rate: losses[rate] + 0.002 * (rate == 2.2e-3))
-    assert [exam.candidates[0].of_seed(seed).rate for seed in range(2)] == [1.5e-3, 1.5e-3]
+    assert [exam.candidates[0].for_seed(seed).rate for seed in range(2)] == [1.5e-3, 1.5e-3]
 
 
 def test_a_run_that_diverged_says_so(fit, tmp_path):

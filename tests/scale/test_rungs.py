@@ -83,8 +83,8 @@ def test_rungs_match_compute_and_carry_the_rates(more, power, shards, tmp_path, 
     for before, after in zip(small.entrants, large.entrants, strict=True):
         inside = [without_embedding(each.parameters, each.recipe) for each in (before, after)]
         wanted = 2 * before.rate * (inside[1] / inside[0]) ** power
-        assert after.of_seed(0).rate == pytest.approx(wanted, rel=0.01)
-        assert after.of_seed(1).rate == pytest.approx(wanted / 2, rel=0.01)
+        assert after.for_seed(0).rate == pytest.approx(wanted, rel=0.01)
+        assert after.for_seed(1).rate == pytest.approx(wanted / 2, rel=0.01)
 
 
 def test_the_same_tokens_on_demand(shards, tmp_path, monkeypatch):
