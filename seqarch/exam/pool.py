@@ -238,6 +238,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             for worker in self.workers:
                 worker.stop()
             wait([job for job in done if not job.cancelled()], PATIENCE)
+            say("stopped; the same command resumes from the last checkpoint")
             raise
         for job in done:
             job.result()

@@ -16,7 +16,7 @@ from seqarch.exam.derive import Recipe, Size, check, find_models, load_size
 from seqarch.exam.plan import Entrant, Exam, code_digest
 from seqarch.exam.pool import Pool, share_gpus
 from seqarch.exam.request import LIMITS, Request
-from seqarch.exam.train import train
+from seqarch.exam.train import check_all_finished, train
 from seqarch.exam.verdict import compared, judge, verdict_text
 from seqarch.report import Comparison
 from seqarch.runs.files import check_folder
@@ -36,12 +36,8 @@ def run_exam(request: Request) -> None:
     for entrant in exam.entrants:
         share = "no known decoding state" if (part := entrant.state_share) is None else f"state {part:.1%} of the cache"
         say(f"{entrant.name}: {entrant.parameters:,} parameters, {share}")
-    try:
-        with Pool(gpus) as pool:
-            exam, failed = train(exam, pool)
-    except KeyboardInterrupt:
-        say("stopped; the same command resumes from the last checkpoint")
-        raise
+    with Pool(gpus) as pool:
+        exam, failed = train(exam, pool)
     findings = compared(exam)
     for verdict in [judge(exam, candidate, failed, findings) for candidate in exam.candidates]:
         figures = ", index.html, scatter.png" if verdict.compared else ""
@@ -50,10 +46,7 @@ def run_exam(request: Request) -> None:
         names = [entrant.name for entrant in exam.entrants]
         page, *_ = Comparison(findings.only(names)).write(exam.folder / "report")
         say(f"\nall models together: {page}")
-    if failed:
-        first, why = next(iter(failed.items()))
-        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise UserError(f"{first}{more} not finished ({why}); the same command makes the missing runs")
+    check_all_finished(failed)
 
 
 def make_plan(request: Request) -> Exam:

@@ -69,6 +69,14 @@ def train(exam: Exam, pool: Pool) -> tuple[Exam, dict[str, str]]:
     return exam, failed
 
 
+def check_all_finished(failed: Mapping[str, str]) -> None:
+    """Raise `UserError` for what `train` says went wrong."""
+    if failed:
+        first, why = next(iter(failed.items()))
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise UserError(f"{first}{more} not finished ({why}); the same command makes the missing runs")
+
+
 def _try_out(exam: Exam, pool: Pool) -> None:
     """Try out all models that are still to train; refuse those that this machine cannot train, before any is."""
     trials = {}

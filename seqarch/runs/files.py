@@ -135,11 +135,8 @@ def check_folder(folder: Path, within: Path | None = None, *, written: bool = Tr
     """
     for path in (folder, *folder.rglob("*")):
         home = within if path == folder else folder
-        if not (written and home and path.is_symlink()):
-            leads_out = False
-        else:
-            leads_out = not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home))
-        if leads_out:
+        leads_out = home and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home))
+        if written and leads_out and path.is_symlink():
             raise UserError(f"{path} is a link that leads out of the folder, where seqarch would write: remove it")
         if path.exists() and not path.is_file() and not path.is_dir():
             raise UserError(f"{path} is neither a file nor a folder: remove it")

@@ -18,6 +18,7 @@ def train(request: Request, loss: str | None) -> None:
     Raises:
         UserError: what is wrong, before anything is trained; or which runs failed, after the others are summarised.
     """
+    from seqarch.exam.train import check_all_finished
     from seqarch.scale.rungs import train_rungs
 
     loss = loss or IN_DOMAIN
@@ -28,22 +29,15 @@ def train(request: Request, loss: str | None) -> None:
     wrong: dict[str, str] = {}
     points: list[Point] = []
     reference = ""
-    try:
-        for exam, failed, following in train_rungs(request, out):
-            wrong |= failed
-            reference = exam.reference.name
-            folders += [run for entrant in exam.entrants for run in exam.finished(entrant)]
-            points = read_runs(folders, loss, reference)
-            known = {each.name for each in following.entrants if following.finished(each)} if following else ()
-            register(out / FILE, loss, ends_of(points), known)
-    except KeyboardInterrupt:
-        say("stopped; the same command resumes from the last checkpoint")
-        raise
+    for exam, failed, following in train_rungs(request, out):
+        wrong |= failed
+        reference = exam.reference.name
+        folders += [run for entrant in exam.entrants for run in exam.finished(entrant)]
+        points = read_runs(folders, loss, reference)
+        known = {each.name for each in following.entrants if following.finished(each)} if following else ()
+        register(out / FILE, loss, ends_of(points), known)
     say("\n" + _write(Summary(points, loss, reference, out / FILE), out))
-    if wrong:
-        first, why = next(iter(wrong.items()))
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise UserError(f"{first}{more} not finished ({why}); the same command makes the missing runs")
+    check_all_finished(wrong)
 
 
 def summarize(
