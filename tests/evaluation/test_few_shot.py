@@ -209,6 +209,14 @@ def test_long_prompts_are_cut_on_the_left_and_counted(folder):
     assert found == [(pytest.approx(float(whole[0, 0])), False)]
 
 
+def test_prompts_of_written_answers_are_cut_too():
+    lm, read = small_lm(vocab=257), []
+    lm.embedding.register_forward_pre_hook(lambda module, args: read.append(args[0].numel()))
+    model = SeqarchLM(Scorer(lm, ByteTokenizer(), length=16))
+    model.generate_until([request("generate_until", "a" * 32, {"max_gen_toks": 4})])
+    assert 0 < sum(read) <= 16
+
+
 def test_a_text_longer_than_training_sequences_is_read_in_the_windows_of_lm_eval():
     lm, text = small_lm(vocab=257), bytes(range(97, 117))
     parts = [([256], text[:8]), (text[7:8], text[8:16]), (text[11:16], text[16:])]
