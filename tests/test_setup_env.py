@@ -33,7 +33,7 @@ def test_files_of_others_are_not_deleted(tmp_path: Path, kind: str) -> None:
 
 
 def test_names_what_it_does_not_know(tmp_path: Path) -> None:
-    assert "no extra 'gpus'; the extras are completion, datasets, docs," in refusal(tmp_path / "new", "gpus")
+    assert "no extra 'gpus'; the extras are datasets, docs," in refusal(tmp_path / "new", "gpus")
     assert "unrecognized arguments: --gpu" in refusal("--gpu")
     assert not (tmp_path / "new").exists()
 

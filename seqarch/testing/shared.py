@@ -42,7 +42,7 @@ class Board:
 
         with ThreadPoolExecutor(len(self._values)) as pool:
             done = [pool.submit(guarded, rank) for rank in range(len(self._values))]
-        errors = [each.exception() for each in done if each.exception()]
+        errors = [error for each in done if (error := each.exception())]
         if own := [each for each in errors if not isinstance(each, threading.BrokenBarrierError)]:
             raise own[0]
         assert not errors, "the processes of a sequence exchange unequally often: one of them waits forever"

@@ -41,7 +41,7 @@ class ShardedCheckpoints(ModelParallelStrategy):
     It reads both. `write_folders` decides what it writes.
     """
 
-    _writers: dist.ProcessGroup | None = None
+    _writers: Any = None
     _writing: tuple[Writer, Any] | None = None
 
     def write_folders(self) -> None:

@@ -1,4 +1,4 @@
-"""The page on mixers names every option, and its example of a test passes."""
+"""What the page on mixers says of norms holds, and its example of a test passes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,7 @@ from seqarch.testing import MixerSuite
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "mixers.md").read_text(encoding="utf-8")
-
-
 OURS = [entry.name for entry in mixer_entries() if entry.package == "seqarch"]
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_the_page_names_every_option(name: str) -> None:
-    options = set(mixer_options(load_mixer(name)))
-    missing = options - set(re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE))
-    assert options
-    assert not missing
-
-
-@pytest.mark.parametrize("name", ["DeltaNet", "GatedDeltaNet", "Mamba1", "Mamba2"])
-def test_the_page_says_the_numbers_of_the_code(name: str) -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]*) \|", PAGE, flags=re.MULTILINE)
-    for option, facts in mixer_options(load_mixer(name)).items():
-        if type(facts["default"]) in (int, float):
-            cells = " ".join(cell for row, cell in rows if row == option)
-            assert facts["default"] in [float(number) for number in re.findall(r"\b\d[\d.]*(?:e-\d+)?", cells)], option
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ class SharesNothing(Attention):
     """Reads each piece as if it were the first."""
 
     def init_state(self, batch_size, max_length, device, dtype):
-        state = super().init_state(batch_size, max_length, device, dtype)
+        state: Any = super().init_state(batch_size, max_length, device, dtype)
         return StateOfOnePiece(state.keys, state.values, 0, max_length)
 
 

@@ -306,7 +306,8 @@ def configured(layers, mesh=None, origin=None):
 
     def mixer(*place):
         assert not mesh or all(each.is_meta for layer in layers for each in layer.parameters())
-        layers.append(load_mixer("Mamba2")(*place, head_dim=8))
+        kind: Any = load_mixer("Mamba2")
+        layers.append(kind(*place, head_dim=8))
         return layers[-1]
 
     module: Any = LanguageModel(vocab_size=50, d_model=32, n_layers=3, mixers={"mixer": mixer}, base_width=16)
