@@ -32,7 +32,7 @@ class Limit:
 
     def check(self, name: str, value: Any) -> None:
         """Raise `UserError` for a value outside; None, a default, passes."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no check")
 
 
 class Filled(Limit):
