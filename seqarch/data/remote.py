@@ -40,7 +40,7 @@ def mirror(url: str) -> Path:
         UserError: the URL is of an unknown kind, or holds credentials, which would end up in run folders.
     """
     if re.search(r"[@?#]", url):
-        raise UserError("a URL of object storage must hold no options, and credentials only the environment has")
+        raise UserError("a URL of object storage must hold no credentials or options: give s3://bucket/folder")
     if not re.fullmatch(r"s3://[^/]+(/.*)?", url):
         raise UserError(f"{url} is not a URL of object storage: give s3://bucket/folder")
     folder = cache_folder() / "mirrors" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]

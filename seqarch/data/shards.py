@@ -8,7 +8,6 @@ ROOT/<domain>/{train,holdout}/blocks.bin                   a CRC-32 of each bloc
 """
 
 import bisect
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -377,8 +376,10 @@ def checked(path: Path, summary: SplitSummary, *, again: bool = False) -> Path:
     if origin(path.parent) and path.name not in summary.files:
         raise UserError(f"the manifest of {path.parent.parent.name} has no checksum of {path.name}: prepare it again")
     checksum = summary.files.get(path.name)
-    with contextlib.suppress(FileNotFoundError):  # below it is missing
+    try:
         fetch(path, checksum)
+    except FileNotFoundError as error:  # the URL
+        raise UserError(f"{error} is missing: prepare the domain again") from error
     if checksum:
         verify(path, checksum, again=again)
     elif not path.is_file():

@@ -57,7 +57,7 @@ class ShardedCheckpoints(ModelParallelStrategy):
         if not self._save_distributed_checkpoint:
             return super().optimizer_state(optimizer)
         assert self.model is not None
-        inner = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         return get_optimizer_state_dict(self.model, inner)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:

@@ -29,6 +29,7 @@ MILLIONS = {
     "exam/small": (40, 44),
     "exam/medium": (105, 116),
     "study/canon_gated_delta_net": (46, 47),
+    "study/hybrid_": (45, 46),
     "study/": (40, 44),
     "constant_": (105, 140),
     "rwkv5": (116, 118),

@@ -145,7 +145,7 @@ def test_wrong_option_of_a_mixer_on_the_command_line(refuse, recipe, flag, said)
         (b"- 1\n", "r.yaml holds no keys: a recipe looks like"),
         (b"", "r.yaml holds no keys: a recipe looks like"),
         (bytes(range(100)), "r.yaml is not text: a configuration is a YAML file"),
-        (bytes(range(200)), "r.yaml is not UTF-8 text"),
+        (bytes(range(200)), "r.yaml is not text: a configuration is a YAML file, saved as UTF-8"),
         (
             "extends: quickstart\n".encode("utf-16"),
             "r.yaml is not text: a configuration is a YAML file, saved as UTF-8",
@@ -284,7 +284,7 @@ def test_wrong_command_line(refuse, args, said):
             {"trainer.callbacks": "{class_path: EarlyStopping, init_args: {monitor: nothing}}", "trainer.max_steps": 1},
             "Early stopping conditioned on metric `nothing` which is not available",
         ),
-        ({"trainer.logger": "CometLogger"}, "CometLogger': Requirement 'comet-ml"),
+        ({"trainer.logger": "CometLogger"}, "Comet': Requirement 'comet-ml"),
         ({"model.feed_forward": "{class_path: GeGLU, init_args: {hidden: 0}}"}, "hidden must be at least 1, not 0"),
         ({"model.vocab_size": 100}, "model.vocab_size is 100, but the data's tokenizer 'byte' has 257 entries"),
         ({"data.root": "nowhere"}, "there is no folder 'nowhere': prepare one with `seqarch"),

@@ -163,5 +163,5 @@ def test_wrong_options_of_copying_are_refused(shards):
         Copying(sequences=0)
     with pytest.raises(UserError, match=r"Copying\.reading must be at least 2, not 1"):
         Copying(reading=1)
-    with pytest.raises(UserError, match=r"data\.sequence_length of at least 3, not 2"):
+    with pytest.raises(UserError, match=r"data\.sequence_length for Copying must be at least 3, not 2"):
         Copying().prepare(TextDataModule(str(shards), {"docs": 1.0}, [], sequence_length=2))

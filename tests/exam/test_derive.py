@@ -199,18 +199,6 @@ def test_full_attention_has_the_whole_cache_and_a_window_its_share(small):
         assert check(name, find_model(small, name, {})[1]).state / small.cache == pytest.approx(share)
 
 
-def test_the_page_has_the_share_of_each_state(small):
-    page = (Path(__file__).parents[2] / "docs/exam.md").read_text(encoding="utf-8")
-    table = page[page.index("| state, share of the cache |") :].partition("\n\n")[0].splitlines()[2:]
-    sizes = small, load_size("medium", ON_A_CPU)
-    assert len(table) == 7
-    for names, *said in (line.strip("| ").split(" | ") for line in table):
-        for name in names.replace("`", "").split(", "):
-            states = [check(name, find_model(size, name, {})[1]).state or 0 for size in sizes]
-            shares = [f"{100 * state / size.cache:.1f} %" for state, size in zip(states, sizes, strict=True)]
-            assert shares == said, name
-
-
 def test_a_bare_mixer_comes_in_its_published_shell(small):
     for mixer, recipe in (("Mamba2", "mamba2"), ("RWKV7", "rwkv7"), ("Attention", "transformer_pp")):
         assert find_model(small, mixer, {})[1] == find_model(small, recipe, {})[1]

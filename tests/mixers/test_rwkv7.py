@@ -388,8 +388,6 @@ def test_token_shift_moves_by_one() -> None:
     pieces = [token_shift(piece, state=state) for piece in x.split([1, 3, 2], dim=1)]
     assert torch.cat(pieces, dim=1).flatten().tolist() == [0, 1, 2, 3, 4, 5]
     assert state.last.untyped_storage().nbytes() == 4
-    with pytest.raises(UserError, match="cu_seqlens"):
-        token_shift(x, state=state, cu_seqlens=borders)
 
 
 def test_what_the_recurrence_takes_is_half_precision_under_autocast() -> None:

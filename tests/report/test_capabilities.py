@@ -227,7 +227,7 @@ ONE_DOMAIN = {"domains": (), "facts": {"train": {"docs": 1.0}}}
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (ONE_DOMAIN, "'other' (RUNS/other) was trained on one domain and given no OOD domain"),
+        (ONE_DOMAIN, "cannot be compared, their OOD domains differ (code, legal and none)"),
         ({"domains": ("code",)}, "their OOD domains differ (code, legal and code)"),
         ({"facts": {"tokenizer": "mixtral"}}, "their tokenizer differs (byte and mixtral)"),
     ],
