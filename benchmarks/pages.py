@@ -15,12 +15,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.tables import choice, cluster, kernels, options, predictions, recall, results, scale, speed
+from benchmarks.tables import choice, cluster, kernels, mixers, options, predictions, recall, results, scale, speed
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MADE = re.compile(r"(<!-- (?:table|value): (.+?) -->)(\n\n|).*?(\n\n|)(<!-- end -->)", re.DOTALL)
-MODULES = (results, predictions, recall, speed, kernels, scale, choice, options, cluster)
+MODULES = (results, predictions, recall, speed, kernels, mixers, scale, choice, options, cluster)
 
 
 def updated(text: str) -> str:

@@ -15,7 +15,8 @@ from pathlib import Path
 from benchmarks.budget_tables import losses, pairs
 from benchmarks.budget_tables import rate as learning_rate
 from benchmarks.exam_records import unpack
-from benchmarks.tables.kernels import Table
+from benchmarks.tables.kernels import Rows, Table, digits
+from benchmarks.tables.kernels import read as kernels
 from benchmarks.tables.results import RESULTS
 from benchmarks.tables.speed import FOLDER, rate, read
 from seqarch.report.runs import Run, load_run
@@ -40,16 +41,60 @@ def _pairs(rows: list[dict[str, str]], option: str, first: str, second: str) -> 
     return table
 
 
-def documents_cost() -> str:
-    """The least and the most that a document mask changes the speed of training, documents of 500 tokens."""
-    rows = sorted((float(row[3]), row[0]) for row in _pairs(read("documents"), "documents", "", "500"))
-    (low, slowest), (high, fastest) = rows[0], rows[-1]
-    return f"{low:.2f} ({slowest}) to {high:.2f} ({fastest}) times as fast as without a mask"
+def documents_speed() -> Table:
+    """Training with and without a document mask, documents of 500 tokens."""
+    table = [["recipe", "without a mask, tokens/s", "with a mask", "ratio"]]
+    return table + _pairs(read("documents"), "documents", "", "500")
 
 
 def optimizers_speed() -> Table:
     table = [["recipe", "AdamW, tokens/s", "Muon", "ratio"]]
     return table + _pairs(read("optimizers"), "optimizer", "AdamW", "Muon")
+
+
+def documents_attention() -> Table:
+    """Softmax attention to packed documents, forward and backward, next to dense attention to rows of 2,048 tokens."""
+    rows = Rows(kernels(), "documents")
+    table = [["heads", "mean length", "FlexAttention, ms", "FlashAttention (varlen), ms", "dense cuDNN, ms"]]
+    for rows_of, heads, dim in (("32", "12", "64"), ("16", "16", "128")):
+        packed = (str(int(rows_of) * 2048), heads, dim)
+        dense = rows.of("dense cuDNN fwd+bwd", (rows_of, "2048", heads, dim))
+        for length in ("500", "2000"):
+            times = [rows.of(f"{kernel}, documents of {length} fwd+bwd", packed) for kernel in ("flex", "varlen")]
+            cells = [digits(each) for each in (*times, dense)]
+            table.append([f"{heads} of {dim}", f"{int(length):,}", *cells])
+    return table
+
+
+def vocabularies() -> Table:
+    """The loss of 16,384 tokens, and training, with 32,000 and 131,072 entries."""
+    steps = {row["vocab_size"]: row for row in read("vocabularies")}
+    rows = Rows(kernels(), "vocabularies")
+    table = [["entries", "loss compiled: ms, MiB", "all logits: ms, MiB", "`transformer_pp_110m`, tokens/s", "memory"]]
+    for size, step in steps.items():
+        cells = []
+        for name in ("loss compiled", "loss with all logits, compiled"):
+            time, peak = (
+                rows.of(f"{name}, {int(size):,} entries", ("16384", "", "768"), key) for key in ("p50", "peak_mib")
+            )
+            cells.append(f"{digits(time)}, {peak:,.0f}")
+        table.append([f"{int(size):,}", *cells, rate(step), f"{float(step['peak_gib']):.1f} GiB"])
+    return table
+
+
+def masks() -> Table:
+    """Drafts with and without a document mask."""
+    rows = {(row["model"], row["mask"]): row for row in read_csv(MASKS)}
+    table = [
+        ["model", "in-domain loss", "with a mask", "OOD loss", "with a mask", f"gap to `{COMPARED}`", "with a mask"]
+    ]
+    for name in dict.fromkeys(name for name, _ in rows):
+        both = [rows.get((name, mask)) for mask in ("no", "yes")]
+        cells = []
+        for key, form in (("in_domain", "{:.3f}"), ("ood", "{:.3f}"), ("gap", "{:+.3f}")):
+            cells += [form.format(float(row[key])) if row and row[key] else "-" for row in both]
+        table.append([f"`{name}`", *cells])
+    return table
 
 
 def optimizers() -> Table:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.tables.results import RESULTS
-from seqarch.tables import read_csv
+from seqarch.tables import read_csv, readable
 
 WRITTEN = Path(__file__).parents[1] / "predictions.csv"
 
@@ -47,6 +47,19 @@ def score(row: dict[str, str]) -> str:
     if (value := measured(row)) is None:
         return "not run yet"
     return "yes" if float(row["low"]) <= value <= float(row["high"]) else "no"
+
+
+def predictions_failed() -> list[list[str]]:
+    """Each prediction that does not hold, with what was measured."""
+    table = [["quantity", "model", "tokens", "predicted", "measured"]]
+    for row in read_csv(WRITTEN):
+        if score(row) == "no":
+            number = "{:.2e}" if row["quantity"] == "best_rate" else "{:+.3f}"
+            low, high = (number.format(float(row[key])) for key in ("low", "high"))
+            quantity = row["quantity"] + (f" minus that of {row['minus']}" if row["minus"] else "")
+            about = [quantity, f"`{row['model']}`", readable(int(row["tokens"]))]
+            table.append([*about, low if low == high else f"{low} to {high}", number.format(measured(row))])
+    return table
 
 
 def predictions_held() -> str:
