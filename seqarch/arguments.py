@@ -1,5 +1,6 @@
 """Checks arguments by their annotations: types, for what a Python user gives, and limits of numbers."""
 
+import abc
 import dataclasses
 import functools
 import inspect
@@ -27,12 +28,12 @@ class WrongType(UserError, TypeError):
     """An argument has another type than the function takes."""
 
 
-class Limit:
+class Limit(abc.ABC):
     """What an option takes, as part of its annotation: `Annotated[list[int], FILLED]`."""
 
+    @abc.abstractmethod
     def check(self, name: str, value: Any) -> None:
         """Raise `UserError` for a value outside; None, a default, passes."""
-        raise TypeError(f"{type(self).__name__} has no check")
 
 
 class Filled(Limit):

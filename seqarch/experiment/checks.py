@@ -136,8 +136,10 @@ def check_accelerator(config: Mapping[str, Any]) -> None:
     accelerator, devices = (config["trainer"][name] for name in ("accelerator", "devices"))
     on_gpu, gpus, cores = accelerator in ("gpu", "cuda"), torch.cuda.device_count(), os.cpu_count() or 1
     if on_gpu and not gpus:
-        differing = {key: value for key, value in ON_A_CPU.items() if str(flatten(config)[key]).lower() != str(value)}
-        flags = " ".join(f"--{key}={value}" for key, value in differing.items())
+        options = flatten(config)
+        flags = " ".join(
+            f"--{key}={value}" for key, value in ON_A_CPU.items() if str(options[key]).lower() != str(value)
+        )
         seen = f"trainer.accelerator is {accelerator}, but PyTorch sees no GPU here"
         raise UserError(f"{seen}; to run on a CPU add: {flags}")
     most = gpus if on_gpu else max(gpus, PROCESSES * cores)

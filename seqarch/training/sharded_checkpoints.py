@@ -119,9 +119,8 @@ class ShardedCheckpoints(ModelParallelStrategy):
             load(tensors, storage_reader=Reader(folder))
         for optimizer, state, groups in zip(self.optimizers, states, folder.optimizers, strict=False):
             set_optimizer_state_dict(self.model, optimizer, {"state": state["state"], "param_groups": groups})
-        there = {**tensors}
         return folder.content(
-            lambda name: there[name] if name in there else folder.read(name), weights=False, training=bool(states)
+            lambda name: tensors[name] if name in tensors else folder.read(name), weights=False, training=bool(states)
         )
 
     def _load_file(self, path: Path, weights_only: bool | None) -> dict[str, Any]:
