@@ -95,6 +95,8 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     """
     if not config["run_dir"]:
         raise UserError("fit needs --run_dir, the folder that the run is written to (for instance runs/first)")
+    if config["trainer"]["max_steps"] == -1:
+        raise UserError("trainer.max_steps is not set: give the number of steps, at least 1")
     COUNT.check("trainer.max_steps", config["trainer"]["max_steps"])
     if threading.current_thread() is not threading.main_thread():
         raise UserError("fit needs the main thread, which gets all signals: call it there, or in a new process")
