@@ -98,9 +98,18 @@ def _part(
     """What the tokens of a part of one mini-batch read, and the step that they prepare: the dual form (section 2.5)."""
     q, k, target, rates = (t.transpose(1, 2) for t in (q, k, target, rates))
     wanted = rates * gradient(k @ weight + bias, target, gain, shift)
-    moved = (q @ k.mT).tril() @ wanted + wanted.cumsum(dim=2) + q @ step[0] + step[1]
-    read = q @ weight + bias - decay * moved
-    return read.transpose(1, 2), (step[0] + k.mT @ wanted, step[1] + wanted.sum(dim=2, keepdim=True))
+    read = q @ weight + bias - decay * moved(q, k, wanted, step)
+    return read.transpose(1, 2), add_gradients(step, k, wanted)
+
+
+def moved(read: Tensor, wrote: Tensor, wanted: Tensor, step: Tensors) -> Tensor:
+    """How far the outputs of a layer at `read [B, H, M, D]` move, if it is trained at `wrote` by gradients `wanted`."""
+    return (read @ wrote.mT).tril() @ wanted + wanted.cumsum(dim=2) + read @ step[0] + step[1]
+
+
+def add_gradients(step: Tensors, wrote: Tensor, wanted: Tensor) -> Tensors:
+    """`step` with the gradients of a layer's matrix and bias at `wrote`, whose outputs have gradients `wanted`."""
+    return step[0] + wrote.mT @ wanted, step[1] + wanted.sum(dim=2, keepdim=True)
 
 
 def after_step(model: Tensors, decay: Tensor, step: Tensors) -> Tensors:

@@ -15,7 +15,7 @@ from torch import Tensor
 from seqarch.arguments import Count, Positive
 from seqarch.mixers.base import linear_flops, undecayed
 from seqarch.mixers.options import with_options_of
-from seqarch_zoo.ttt_linear import Tensors, TTTMixer, after_step, gradient
+from seqarch_zoo.ttt_linear import Tensors, TTTMixer, add_gradients, after_step, gradient, moved
 
 WIDER = 4
 """Hidden channels of the inner model, in multiples of a head's channels."""
@@ -69,25 +69,16 @@ class TTTMLP(TTTMixer):
         activated = F.gelu(hidden, approximate="tanh")
         wanted_2 = rates * gradient(activated @ weight_2 + bias_2, target, *norm)
         wanted_1 = wanted_2 @ weight_2.mT * _gelu_slope(hidden)
-        inside = q @ weight_1 + bias_1 - decay * _moved(q, k, wanted_1, step[:2])
+        inside = q @ weight_1 + bias_1 - decay * moved(q, k, wanted_1, step[:2])
         inside = F.gelu(inside, approximate="tanh")
-        read = inside @ weight_2 + bias_2 - decay * _moved(inside, activated, wanted_2, step[2:])
-        changes = k.mT @ wanted_1, _total(wanted_1), activated.mT @ wanted_2, _total(wanted_2)
-        return read.transpose(1, 2), tuple(before + change for before, change in zip(step, changes, strict=True))
+        read = inside @ weight_2 + bias_2 - decay * moved(inside, activated, wanted_2, step[2:])
+        step = (*add_gradients(step[:2], k, wanted_1), *add_gradients(step[2:], activated, wanted_2))
+        return read.transpose(1, 2), step
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
         """Operations of the projections, of seven products with D x 4 D matrices and of two in the mini-batch."""
         products = 7 * WIDER * self.head_dim + 2 * (1 + WIDER) * self.mini_batch
         return (linear_flops(self.qkv, self.rates, self.out) + 2.0 * self.d_model * products) * (3 if training else 1)
-
-
-def _moved(read: Tensor, wrote: Tensor, wanted: Tensor, step: Tensors) -> Tensor:
-    """How far the outputs of a layer at `read [B, H, M, D]` move, if it is trained at `wrote` by gradients `wanted`."""
-    return (read @ wrote.mT).tril() @ wanted + wanted.cumsum(dim=2) + read @ step[0] + step[1]
-
-
-def _total(t: Tensor) -> Tensor:
-    return t.sum(dim=2, keepdim=True)
 
 
 def _gelu_slope(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from parameters import moved
 from seqarch_zoo.gated_associative import GatedAssociative
 from seqarch_zoo.gated_attention import GatedAttention
 from seqarch_zoo.infllm2 import InfLLM2
@@ -52,9 +53,7 @@ MIXERS: dict[str, Any] = {
 @torch.no_grad()
 def test_generated_text(name):
     torch.manual_seed(0)
-    lm = SequenceLM(31, 16, 2, {"mixer": MIXERS[name]}, loops=2).double()
-    for parameter in lm.parameters():
-        parameter.add_(0.2 * torch.randn_like(parameter))
+    lm = moved(SequenceLM(31, 16, 2, {"mixer": MIXERS[name]}, loops=2).double())
     tokens = torch.randint(0, 31, (2, 5))
     drawn = generate(lm, tokens, 7, temperature=0)
     for _ in range(7):

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from parameters import moved
 from seqarch_zoo.seqpe import SeqPE
 from seqarch_zoo.seqpe_attention import (
     CANDIDATES,
@@ -47,10 +48,8 @@ class TestLaterLayer(MixerSuite):
 @torch.no_grad()
 def test_scores_have_the_product_of_encodings_added():
     torch.manual_seed(0)
-    mixer = SeqPEAttention(32, 0, 2, **SMALL).double()
+    mixer = moved(SeqPEAttention(32, 0, 2, **SMALL).double())
     assert mixer.encoder is not None
-    for parameter in mixer.parameters():
-        parameter.add_(0.2 * torch.randn_like(parameter))
     x = torch.randn(2, 20, 32, dtype=torch.float64)
     q, k, v = (t.transpose(1, 2) for t in mixer.project(x))
     of_q, of_k = mixer.encoder.of_heads(mixer.encoder.encode(torch.arange(20))).transpose(0, 1).chunk(2)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from parameters import moved
 from seqarch_zoo.ttt_linear import TTT_LINEAR, TTTLinear
 from seqarch_zoo.ttt_linear import gradient as inner_gradient
 
@@ -20,13 +21,6 @@ class TestTTTLinear(MixerSuite):
     mixer = TTTLinear
     options: ClassVar = [{"n_heads": 4, "mini_batch": 8}, {"n_heads": 2, "mini_batch": 5, "learning_rate": 0.5}]
     compile_options: ClassVar = {"backend": "aot_eager"}  # the recurrence itself is not compiled
-
-
-def moved(mixer):
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return mixer
 
 
 def test_equals_gradient_descent():

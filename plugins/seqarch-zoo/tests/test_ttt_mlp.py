@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from parameters import moved
 from seqarch_zoo.ttt_linear import gradient as inner_gradient
 from seqarch_zoo.ttt_mlp import TTTMLP
 
@@ -14,13 +15,6 @@ class TestTTTMLP(MixerSuite):
     mixer = TTTMLP
     options: ClassVar = [{"n_heads": 4, "mini_batch": 8}]
     compile_options: ClassVar = {"backend": "aot_eager"}  # the recurrence itself is not compiled
-
-
-def moved(mixer):
-    with torch.no_grad():
-        for parameter in mixer.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return mixer
 
 
 def test_equals_gradient_descent():
