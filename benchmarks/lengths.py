@@ -14,6 +14,8 @@ from pathlib import Path
 from benchmarks import script
 from seqarch.errors import UserError
 from seqarch.experiment.recipes import find_recipe, merged_recipe
+from seqarch.report.panels import Picture, own_style
+from seqarch.report.styles import styles
 from seqarch.tables import write_csv
 
 HEADER = ("length", "model", "gap", "half_width", "in_domain", "reference_in_domain")
@@ -37,19 +39,20 @@ def rows(out: Path, size: str) -> list[tuple[int, str, float, float | None, floa
 
 def draw(table: list[tuple[int, str, float, float | None, float, float]], path: Path) -> None:
     """Gaps over lengths, one line for each model; below zero a model is better than the reference."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for name in dict.fromkeys(row[1] for row in table):
-        lengths, _, gaps, halves, *_ = zip(*(row for row in table if row[1] == name), strict=True)
-        axes.errorbar(lengths, gaps, [half or 0 for half in halves], marker="o", capsize=3, label=name)
-    axes.axhline(0, color="0.5")
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("tokens per training sequence")
-    axes.set_ylabel("gap, nats per token (95 % interval)")
-    axes.legend()
-    figure.savefig(path)
+    names = dict.fromkeys(row[1] for row in table)
+    looks = styles({name: name for name in names})
+    with own_style():
+        figure = Picture(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        for name in names:
+            lengths, _, gaps, halves, *_ = zip(*(row for row in table if row[1] == name), strict=True)
+            axes.errorbar(lengths, gaps, [half or 0 for half in halves], capsize=3, label=name, **looks[name].line())
+        axes.axhline(0, color="#777777", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("tokens per training sequence")
+        axes.set_ylabel("gap, nats per token (95 % interval)")
+        axes.legend()
+        figure.savefig(path)
 
 
 def main() -> None:
