@@ -139,7 +139,7 @@ def _end(process: ForkServerProcess, logs: Path, timeout: float | None = None) -
 
 
 def _run(args: list[str], logs: Path, env: dict[str, str], cwd: Path, module: str) -> None:
-    """The life of such a process: `python -m MODULE ARGS`. It draws no figures: they take longer than the run."""
+    """The life of such a process: `python -m MODULE ARGS`, with what `tests.preload` changes."""
     from seqarch.cli.training import parser_of
 
     gc.freeze()  # what the server has imported is no garbage
@@ -158,15 +158,10 @@ def _run(args: list[str], logs: Path, env: dict[str, str], cwd: Path, module: st
     import torch
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    from seqarch.evaluation import recall
-    from seqarch.experiment import run
-
     multiprocessing.set_start_method(None, force=True)  # otherwise the workers of a loader import PyTorch again
     torch.set_num_threads(1)
     rank_zero_only.rank = int(
         env.get("RANK", env.get("LOCAL_RANK", 0))
     )  # Lightning reads it from the environment when imported
-    recall.SAMPLE = SAMPLE
-    run.report = lambda runs, out: [out / "index.html"]  # pyright: ignore
     sys.argv[1:] = args
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -29,6 +29,8 @@ PATIENCE = 120.0
 """Seconds that a run has to write its checkpoint after Ctrl-C."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
+START = "spawn"
+"""How processes start: CUDA and the number of threads are not yet chosen in a spawned one."""
 
 
 def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | None]:
@@ -169,7 +171,7 @@ class Worker:
             process.kill()
 
     def _start(self) -> tuple[ProcessPoolExecutor, BaseProcess]:
-        executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin, (self._variables,))
+        executor = ProcessPoolExecutor(1, multiprocessing.get_context(START), _begin, (self._variables,))
         pid = executor.submit(os.getpid).result()
         (process,) = (child for child in multiprocessing.active_children() if child.pid == pid)
         self._running = executor, process

@@ -8,6 +8,7 @@ import yaml
 from seqarch import cli
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.parser import build_parser, read_options
+from tests import processes
 from tests.conftest import MODEL, TINY, flags
 from tests.security.conftest import BOMB, CALLS, QUICKSTART, said_of
 
@@ -119,7 +120,11 @@ def test_run_folder_calls_nothing(refused, trained, tmp_path):
 
 
 @pytest.mark.parametrize("command", [["exam", "--mixer"], ["bench", "mixers"]])
-def test_exam_and_bench_call_nothing(refused, tmp_path, command):
+def test_exam_and_bench_call_nothing(refused, tmp_path, monkeypatch, command):
+    def run(command, *, env, **_):  # a new process imports PyTorch for ten seconds
+        return processes.seqarch(command[3:], tmp_path / "logs", env, module=command[2])
+
+    monkeypatch.setattr("seqarch.bench.jobs.subprocess.run", run)
     recipe = yaml.safe_load(QUICKSTART.read_text())
     recipe["model"]["mixers"] = {"attention": CALLS[0]}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
