@@ -12,6 +12,7 @@ from seqarch.exam import pool
 from seqarch.exam.plan import code_digest
 from seqarch.experiment.recipes import merged_recipe
 from tests.conftest import flags
+from tests.exam.checked import checking_once
 
 SHRUNK = {
     "data.train": "{docs: 1.0}",
@@ -71,6 +72,13 @@ def recipes_are_read_once():
     read = functools.cache(merged_recipe)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("seqarch.exam.derive.merged_recipe", lambda path: copy.deepcopy(read(path)))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def models_are_checked_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.exam.run.check", checking_once())
         yield
 
 

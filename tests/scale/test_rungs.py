@@ -13,6 +13,7 @@ from seqarch.scale.request import Request
 from seqarch.scale.rungs import rung_size, train_rungs, transferred, without_embedding
 from seqarch.tables import read_csv
 from tests.conftest import flags
+from tests.exam.checked import checking_once
 from tests.exam.conftest import SHRUNK, InProcess, InTurn
 
 CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "model.compile": "false"}
@@ -36,6 +37,15 @@ def test_the_size_of_the_exam_is_a_rung():
 
 def test_eight_times_the_parameters_halve_the_rate():
     assert transferred(2e-3, 1e6, 8e6) == pytest.approx(1e-3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def models_are_checked_once():
+    check_once = checking_once()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("exam.run", "scale.rungs"):
+            patch.setattr(f"seqarch.{module}.check", check_once)
+        yield
 
 
 @pytest.fixture
@@ -95,7 +105,7 @@ def test_the_same_tokens_on_demand(shards, tmp_path, monkeypatch):
 
 
 def test_a_scale_trains_registers_and_is_read_again(scale, capsys):
-    sizes = ("--sizes", "0.05M", "0.1M", "--tokens_per_parameter", "0.1", "--ladder", "false")
+    sizes = ("--sizes", "0.05M", "0.1M", "--tokens_per_parameter", "0.05", "--ladder", "false")
     out = scale("--mixer", "Top1Chunk", *sizes)
     said = capsys.readouterr().out
     small, large = sorted({row["rung"] for row in read_csv(out / "losses.csv")}, key=lambda rung: float(rung[:-1]))

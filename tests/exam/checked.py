@@ -1,0 +1,26 @@
+"""`check` of an exam's models, once for many tests: most exams have the same reference."""
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+
+from seqarch.exam.derive import Checked, Recipe, check
+from seqarch.experiment.recipes import mixer_classes
+from seqarch.mixers.registry import mixer_entries
+
+OURS = {entry.name for entry in mixer_entries() if entry.package == "seqarch"}
+
+
+def checking_once() -> Callable[..., Checked]:
+    """`check` that builds a model of seqarch alone only at its first call. Its data are a copy, which an exam opens."""
+    known: dict[str, Checked] = {}
+
+    def check_once(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
+        if not {*mixer_classes(recipe)} <= OURS:
+            return check(name, recipe, allow)
+        key = json.dumps([recipe, *allow], sort_keys=True)
+        if key not in known:
+            known[key] = check(name, recipe, allow)
+        return known[key]._replace(data=copy.deepcopy(known[key].data))
+
+    return check_once
