@@ -26,6 +26,10 @@ from seqarch.exam.derive import check as check_model
 from seqarch.exam.plan import Exam
 from seqarch.exam.train import FIRST, rung_of
 from seqarch.experiment.experiment import Experiment
+from tests.exam.checked import checking_once
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+CHECK = checking_once()
 
 
 def check_training(command: str, args: list[str]) -> None:
@@ -69,6 +73,7 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(TextDataModule, name, lambda *_: {})
     patch.setattr(TextDataModule, "tokenizer", load_tokenizer("byte" if options.size == "tiny" else "mixtral"))
     patch.setattr("seqarch.exam.run.train", train)
+    patch.setattr("seqarch.exam.run.check", CHECK)
     with suppress(KeyboardInterrupt):  # by `train`, in place of training
         COMMANDS["exam"].run(options)
     assert checked
@@ -110,4 +115,7 @@ def _check_bench(options: Namespace, patch: pytest.MonkeyPatch) -> None:
 
 @functools.cache  # pages time the same models
 def _build(recipe: str, options: str) -> None:
-    Experiment.from_recipe(Path(recipe), *json.loads(options)).build_on_meta()
+    overrides, allow_code = json.loads(options)
+    experiment = Experiment.from_recipe(Path(recipe), overrides, allow_code)
+    if not Path(recipe).is_relative_to(RECIPES) or any(key.partition(".")[0] == "model" for key in overrides):
+        experiment.build_on_meta()  # tests/cli/test_recipes.py builds the models of recipes as they are
