@@ -12,14 +12,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from seqarch.runs.curves import read_rows
 from seqarch.runs.record import read_record
 from tests import processes
+from tests.conftest import wait_for
 from tests.test_docs import FILE_NAME, blocks
 
 PAGE = Path(__file__).parents[1] / "docs/own_text.md"
 DEADLINE = 600.0
 """Seconds for a command."""
+KILL = re.compile(
+    r"seqarch (.*) > first\.log 2>&1 &\n"
+    r"until test -e (\S+) \|\| ! kill -0 \$!; do sleep 0\.1; done\nkill -KILL \$!\n"
+)
+"""A run that a shell kills after its first checkpoint."""
 WANDB = "{class_path: WandbLogger, init_args: {project: own, offline: true}}"
 CSV = "{class_path: CSVLogger, init_args: {save_dir: csv}}"
 
@@ -48,8 +56,10 @@ def run(script: str, folder: Path) -> str:
     return said
 
 
-def typed(block: str, folder: Path) -> str:
+def typed(block: str, folder: Path, in_a_shell: bool) -> str:
     """What the commands of a block print; a shell runs what is more than `seqarch ...`, and the run that is killed."""
+    if not in_a_shell and (kill := KILL.fullmatch(block)):
+        return killed(shlex.split(kill[1]), folder / kill[2], folder)
     lines = [shlex.split(line) for line in block.splitlines()]
     if "kill" in block or any(words[0] != "seqarch" for words in lines[1:]):
         return run(block, folder)
@@ -61,7 +71,23 @@ def typed(block: str, folder: Path) -> str:
     return said
 
 
-def test_the_whole_way_runs_as_typed(tmp_path):
+def killed(words: list[str], checkpoint: Path, folder: Path) -> str:
+    """Start a run and kill it after its checkpoint, as the page does in a shell."""
+    process = processes._start(words, folder / "logs", {**os.environ, "HOME": str(folder)}, folder)
+    try:
+        wait_for(lambda: checkpoint.exists() or not process.is_alive())
+    finally:
+        process.kill()
+    done = processes._end(process, folder / "logs")
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return ""
+
+
+@pytest.mark.parametrize(
+    "devices", [1, pytest.param(2, marks=pytest.mark.slow)], ids=["one process", "as typed, in two processes"]
+)
+def test_the_whole_way_runs(tmp_path, devices):
+    """In two processes each command would import PyTorch once more: Lightning starts the second."""
     text = PAGE.read_text(encoding="utf-8")
     for language in ("python", "yaml"):
         for name, body in re.findall(FILE_NAME + rf"\n```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
@@ -69,12 +95,14 @@ def test_the_whole_way_runs_as_typed(tmp_path):
     wandb = importlib.util.find_spec("wandb") is not None
     recipe = (tmp_path / "own.yaml").read_text()
     assert WANDB in recipe
+    assert "devices: 2" in recipe
+    recipe = recipe.replace("devices: 2", f"devices: {devices}")
     (tmp_path / "own.yaml").write_text(recipe if wandb else recipe.replace(WANDB, CSV))
     install, *commands = blocks(PAGE, "bash")
     assert install.startswith("pip install")
-    said = "".join(typed(block, tmp_path) for block in commands)
-    assert "steps 10 to 30, 2 x" in said
-    assert "steps 30 to 60, 2 x" in said
+    said = "".join(typed(block, tmp_path, devices == 2) for block in commands)
+    assert f"steps 10 to 30, {devices} x" in said
+    assert f"steps 30 to 60, {devices} x" in said
     assert "The for statement" in said
     own, longer = (tmp_path / "runs" / name for name in ("own", "longer"))
     assert [read_record(each)["status"] for each in (own, longer)] == ["finished", "finished"]
