@@ -8,7 +8,7 @@ READY := $(VENV)/seqarch-ready
 PARITY := $(VENV)/seqarch-parity
 DOCS := $(VENV)/seqarch-docs
 
-.PHONY: quickstart test coverage zoo oldest_triton parity lint types docs results dist
+.PHONY: quickstart test coverage slow zoo oldest_triton parity lint types docs results dist
 
 quickstart: $(READY)
 	$(BIN)/seqarch fit --config recipes/quickstart.yaml
@@ -22,6 +22,10 @@ test: $(READY) build/litdata
 
 coverage: $(READY) build/litdata
 	$(TEST) --cov --cov-fail-under=85
+
+# The tests that take minutes. Nothing else depends on them: each rule has a quick test too.
+slow: $(READY)
+	$(TEST) -m "slow and not gpu"
 
 zoo: $(PARITY) build/parity
 	rm -rf build/zoo
