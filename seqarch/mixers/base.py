@@ -133,7 +133,12 @@ class Layer(Limited, nn.Module, ABC):
 
     def after_canon(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> Tensor:
         """`x` after the Canon layer inside, if there is one; `state` is that layer's."""
-        return x if self.canon is None else self.canon(x, state=state, cu_seqlens=cu_seqlens)
+        return through_canon(x, self.canon, state, cu_seqlens)
+
+
+def through_canon(x: Tensor, canon: Any, state: Any, cu_seqlens: Tensor | None) -> Tensor:
+    """`x` after a Canon layer, if there is one."""
+    return x if canon is None else canon(x, state=state, cu_seqlens=cu_seqlens)
 
 
 class Mixer(Layer):

@@ -1,7 +1,6 @@
 """A block: pre-norm mixer and pre-norm feed-forward around a residual stream; either may be absent."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ from seqarch.arguments import Limited, Positive
 from seqarch.errors import UserError
 from seqarch.kernels.checkpointing import keep_selections
 from seqarch.kernels.tensors import autocast_dtype
-from seqarch.mixers.base import Carry, Clock, Device, Losses, Mixer, MixerState, each_tensor
+from seqarch.mixers.base import Carry, Clock, Device, Losses, Mixer, MixerState, each_tensor, through_canon
 from seqarch.mixers.canon import Canon, CanonLayer
 from seqarch.mixers.pieces import Piece, in_turn, state_before
 from seqarch.model.feed_forward import FeedForward
@@ -128,7 +127,7 @@ class Block(Limited, nn.Module):
         if self.mixer is not None and self.mixer_norm is not None:
             added: Losses | None = {} if losses else None
             options = self.mixer.arguments(state.mixer if state else None, cu_seqlens, carry, added, tokens)
-            canon = _bound(self.mixer_canon, state and state.mixer_canon, cu_seqlens)
+            canon = self.mixer_canon, state and state.mixer_canon, cu_seqlens
             x = _plus(x, self.mixer, self.mixer_norm, canon, piece, **options)
             for name, loss in (added or {}).items():
                 if loss.dim():
@@ -136,7 +135,7 @@ class Block(Limited, nn.Module):
                 carry[ADDED + name] = carry[ADDED + name] + loss if ADDED + name in carry else loss
         if self.feed_forward is not None and self.feed_forward_norm is not None:
             options = {"state": state.feed_forward if state else None, "cu_seqlens": cu_seqlens}
-            canon = _bound(self.feed_forward_canon, state and state.feed_forward_canon, cu_seqlens)
+            canon = self.feed_forward_canon, state and state.feed_forward_canon, cu_seqlens
             x = _plus(x, self.feed_forward, self.feed_forward_norm, canon, piece, **options)
         if state is not None:
             state.settle()
@@ -171,17 +170,15 @@ class Block(Limited, nn.Module):
         return own + (self.mixer.state_bytes(seq_len, dtype) if self.mixer is not None else 0)
 
 
-def _bound(canon: CanonLayer | None, state: Any, cu_seqlens: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """A Canon layer as a function of its input only; without one the input."""
-    return lambda x: x if canon is None else canon(x, state=state, cu_seqlens=cu_seqlens)
-
-
 def _plus(
-    x: Tensor, layer: nn.Module, norm: nn.Module, canon: Callable[[Tensor], Tensor], piece: Piece | None, **options: Any
+    x: Tensor, layer: nn.Module, norm: nn.Module, canon: tuple[Any, ...], piece: Piece | None, **options: Any
 ) -> Tensor:
-    """`x + layer(canon(norm(x)))`, where the layer gets autocast's dtype. Refuses what a sum would broadcast."""
+    """`x + layer(canon(norm(x)))`, where the layer gets autocast's dtype. Refuses what a sum would broadcast.
+
+    `canon` is a Canon layer or `None`, its state and the borders of documents.
+    """
     normed = norm(x)  # under autocast LayerNorm returns float32, which doubles memory traffic
-    inputs, state = canon(normed.to(autocast_dtype(normed))), options.get("state")
+    inputs, state = through_canon(normed.to(autocast_dtype(normed)), *canon), options.get("state")
     if piece is not None and state is not None and state.piece is None:
         output = in_turn(layer, inputs, piece, options)
     else:

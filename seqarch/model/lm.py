@@ -18,7 +18,7 @@ from seqarch.mixers.pieces import Piece
 from seqarch.model.block import ADDED, Block, BlockState, NormName, build_norm
 from seqarch.model.feed_forward import FeedForward
 from seqarch.model.looping import Looping
-from seqarch.model.roles import kinds_of
+from seqarch.model.roles import kinds_of, scalings_of
 
 Reduction = Literal["mean", "sum", "none"]
 MixerFactory = Callable[[int, int, int], Mixer]
@@ -179,7 +179,8 @@ class SequenceLM(Limited, nn.Module):
             self.head.weight = self.embedding.weight
         else:
             init_linear(self.head)
-        self.kinds = kinds_of(self)  # by name, since copied and sharded parameters have lost their marks
+        # by name, since copied and sharded parameters have lost their marks
+        self.kinds, self.scalings = kinds_of(self), scalings_of(self)
 
     def _connect(self, canon: Canon | None) -> None:
         """Show each mixer those before it."""

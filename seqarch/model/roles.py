@@ -1,5 +1,6 @@
 """What each parameter of a model is to an optimizer."""
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from torch import nn
@@ -17,6 +18,26 @@ class Kind(NamedTuple):
     """Whether weight decay applies."""
     heights: tuple[int, ...] = ()
     """Rows of each matrix that lie below each other in a "matrix"."""
+
+
+class Scaling(NamedTuple):
+    """What a parameter's initial values depend on as `d_model` grows (`seqarch.model.transfer`)."""
+
+    inputs_at: Callable[[int], int] | None
+    """The number of inputs at a `d_model`; `None` where it grows as `d_model` does."""
+    fixed_std: bool
+    """Whether outputs of the initial parameter grow with the square root of its inputs."""
+    orthogonal: bool
+    """Whether it starts with orthogonal columns of the same length at all widths."""
+
+
+def scalings_of(lm: nn.Module) -> dict[str, Scaling]:
+    """The scaling of each parameter of a model, by name: `has_few_inputs` and `has_fixed_std` note it."""
+    marks = {"_inputs_at": None, "_fixed_std": False, "_orthogonal": False}
+    return {
+        name: Scaling(*(getattr(parameter, mark, default) for mark, default in marks.items()))
+        for name, parameter in lm.named_parameters()
+    }
 
 
 def kinds_of(lm: nn.Module) -> dict[str, Kind]:

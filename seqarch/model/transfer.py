@@ -19,10 +19,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from seqarch.model.lm import SequenceLM, embedding_std
-from seqarch.model.roles import Kind
+from seqarch.model.roles import Scaling
 
 
 class Factors(NamedTuple):
@@ -32,7 +31,7 @@ class Factors(NamedTuple):
     rate: float = 1.0
 
 
-def transfer_factors(lm: SequenceLM, kinds: Mapping[str, Kind], base_width: int | None) -> dict[str, Factors]:
+def transfer_factors(lm: SequenceLM, base_width: int | None) -> dict[str, Factors]:
     """The factors of each parameter of a model, by name; without a base width there are none."""
     if base_width is None:
         return {}
@@ -40,8 +39,8 @@ def transfer_factors(lm: SequenceLM, kinds: Mapping[str, Kind], base_width: int 
     drawn = {"normalised": lm.embedding_norm is not None, "tied": lm.head.weight is lm.embedding.weight}
     here, there = (embedding_std(lm.vocab_size, width, **drawn) for width in (lm.d_model, base_width))
     factors: dict[str, Factors] = {}
-    for name, parameter in lm.named_parameters():
-        role = kinds[name].role
+    for name, kind in lm.kinds.items():
+        role = kind.role
         if name.startswith("norm."):
             factors[name] = Factors(1 / wider, 1 / wider)
         elif role == "embedding":
@@ -49,9 +48,9 @@ def transfer_factors(lm: SequenceLM, kinds: Mapping[str, Kind], base_width: int 
         elif role == "head":
             factors[name] = Factors()
         else:
-            more_inputs = _more_inputs(parameter, lm.d_model, base_width)
+            more_inputs = _more_inputs(lm.scalings[name], lm.d_model, base_width)
             rate = 1 / more_inputs if role == "matrix" else 1.0
-            factors[name] = Factors(_initial_factor(parameter, wider, more_inputs), rate)
+            factors[name] = Factors(_initial_factor(lm.scalings[name], wider, more_inputs), rate)
     return factors
 
 
@@ -63,14 +62,14 @@ def scale_initial(lm: SequenceLM, factors: Mapping[str, Factors]) -> None:
         parameters[name].mul_(factor.initial)
 
 
-def _more_inputs(parameter: Tensor, width: int, base_width: int) -> float:
+def _more_inputs(scaling: Scaling, width: int, base_width: int) -> float:
     """The inputs of a matrix over its inputs at the base width."""
-    inputs_at = getattr(parameter, "_inputs_at", None)
+    inputs_at = scaling.inputs_at
     return width / base_width if inputs_at is None else inputs_at(width) / inputs_at(base_width)
 
 
-def _initial_factor(parameter: Tensor, wider: float, more_inputs: float) -> float:
+def _initial_factor(scaling: Scaling, wider: float, more_inputs: float) -> float:
     """What keeps the size of the outputs. PyTorch's own initial values, and square orthogonal ones, keep it anyway."""
-    if getattr(parameter, "_fixed_std", False):
+    if scaling.fixed_std:
         return more_inputs**-0.5
-    return (wider / more_inputs) ** 0.5 if getattr(parameter, "_orthogonal", False) else 1.0
+    return (wider / more_inputs) ** 0.5 if scaling.orthogonal else 1.0

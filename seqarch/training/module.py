@@ -157,7 +157,7 @@ class LanguageModel(Limited, L.LightningModule):
         mesh = self.hybrid_mesh or (self.device_mesh and self.device_mesh["data_parallel"])
         with in_parts(mesh) if mesh else nullcontext({}) as parts:
             self.lm = self.lm or self.build()
-        self._factors = transfer_factors(self.lm, self.lm.kinds, self.base_width)
+        self._factors = transfer_factors(self.lm, self.base_width)
         if self.document_mask:
             check_capability(self.lm, "packed", "data.document_mask")
             self.lm.document_mask = True

@@ -151,6 +151,8 @@ def test_a_copied_model_keeps_what_its_parameters_are():
     lm = build("GatedDeltaNet")
     assert copy.deepcopy(lm).kinds == lm.kinds == kinds_of(lm)
     assert len(lm.kinds["blocks.0.mixer.qkv.weight"].heights) == 3
+    recurrent = build("RWKV7")
+    assert transfer_factors(copy.deepcopy(recurrent), 8) == transfer_factors(recurrent, 8)
 
 
 def test_muon_keeps_one_adamw(monkeypatch):
@@ -178,7 +180,7 @@ def sharded(rank, port, path):
     found = {}
     for name, kind, base_width in SHARDED:
         lm = build(name)
-        known = kinds_of(lm), transfer_factors(lm, kinds_of(lm), base_width)
+        known = lm.kinds, transfer_factors(lm, base_width)
         fsdp.shard(lm, mesh, None)
         descend(lm, optimizer_of(lm, kind, base_width, *known))
         weights = {key: each.full_tensor() for key, each in lm.named_parameters() if isinstance(each, DTensor)}
@@ -202,7 +204,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     for name, kind, base_width in SHARDED:
         weights = found[name, kind.__name__, base_width]
         alone = build(name)
-        known = kinds_of(alone), transfer_factors(alone, kinds_of(alone), base_width)
+        known = alone.kinds, transfer_factors(alone, base_width)
         descend(alone, optimizer_of(alone, kind, base_width, *known))
         start = dict(build(name).named_parameters())
         for key, parameter in alone.named_parameters():
