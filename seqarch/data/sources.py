@@ -189,8 +189,6 @@ def documents(piece: Piece, select: Select) -> Iterator[Document]:
     """
     for file, path, line, record in _records(piece, select):
         if picked := select.pick(record, f"{path}:{line}"):
-            for text in picked:
-                check_unicode(text, path, line)
             yield Document(file, path, line, *picked)
 
 
@@ -209,12 +207,6 @@ def _records(piece: Piece, select: Select) -> Iterator[tuple[int, Path, int, dic
             with _readable(path), open_source(path) as raw:
                 text = raw.read().decode("utf-8-sig")
             yield file, path, 1, {select.text_field: text}
-
-
-def check_unicode(text: str, path: Path, line: int) -> None:
-    """Refuse a text that is not Unicode."""
-    with refused(f"{path}:{line}: the text holds half a surrogate pair, which is not Unicode text", UnicodeEncodeError):
-        text.encode()
 
 
 def json_objects(piece: Piece, field: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -219,15 +219,21 @@ def parse_json(text: str | bytes, path: Path, line: int = 1) -> Any:
         line: where in the file it begins.
 
     Raises:
-        UserError: it is not JSON; the message names file and line.
+        UserError: it is not JSON, or not Unicode text; the message names file and line.
     """
     try:
-        return json.loads(text)
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        content = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
     except json.JSONDecodeError as error:
         line += error.lineno - 1
         raise UserError(f"{path}:{line}: is not JSON ({error.msg}, column {error.colno})") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}:{line}: is not UTF-8 text") from None
+    except UnicodeEncodeError:
+        raise UserError(f"{path}:{line}: the text holds half a surrogate pair, which is not Unicode text") from None
     except RecursionError:
         raise UserError(f"{path}:{line}: nests brackets too deeply to be read") from None
     except ValueError:

@@ -308,6 +308,9 @@ def test_what_is_no_tokenizer(files: dict[str, Path], tmp_path: Path, monkeypatc
     (tmp_path / "sizes.txt").write_text("1 'a' 2\n")
     (tmp_path / "bytes.txt").write_text("1 'a' 1\n")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "half").mkdir()
+    shutil.copy(files["bpe"], tmp_path / "half/tokenizer.json")
+    (tmp_path / "half/tokenizer_config.json").write_text('{"eos_token": "\\ud800"}')
     for given, flags, said in [
         (files["bpe"], {}, r"does not say which token ends a document: name it with --eos_token; .* <\|endoftext\|>$"),
         (files["bpe"], {"eos_token": "</s>"}, r"bpe\.json has no token '</s>'; its special tokens are <\|endoftext"),
@@ -322,6 +325,7 @@ def test_what_is_no_tokenizer(files: dict[str, Path], tmp_path: Path, monkeypatc
         (tmp_path / "rwkv_vocab.txt", {}, r"by seqarch: \"2 ''\+\[\]\+'' 3\" is not an id, a literal and a number of"),
         (tmp_path / "sizes.txt", {}, "the entry 1 has 1 bytes, not 2"),
         (tmp_path / "bytes.txt", {}, "no entry is the byte 0"),
+        (tmp_path / "half", {}, r"tokenizer_config\.json:1: the text holds half a surrogate pair"),
         (tmp_path / "broken.json", {}, r"tokenizer\.json cannot be read by tokenizers: "),
     ]:
         with pytest.raises(UserError, match=said):
