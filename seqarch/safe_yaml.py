@@ -88,9 +88,17 @@ def check_nodes(name: str, root: yaml.Node) -> None:
             lines[key.value] = line
 
 
+def parts_of(name: str, tree: Any) -> list[Any]:
+    """The parts of nested mappings and lists, each once; `UserError` if they nest too deeply or are too many."""
+    return _parts(name, tree, _items)
+
+
 def check_plain(name: str, tree: Any) -> None:
-    """Refuse nested mappings and lists that nest too deeply or are too many, and texts in them that are such YAML."""
-    for text in {part for part in _parts(name, tree, _items) if isinstance(part, str)}:
+    """Refuse nested mappings and lists as `compose` does a file, and texts in them that are such YAML."""
+    parts = parts_of(name, tree)
+    if any(isinstance(part, int) and abs(part) >= 10**LONGEST for part in parts):
+        raise UserError(f"{name}: a number has more than {LONGEST:,} digits")
+    for text in {part for part in parts if isinstance(part, str)}:
         _check_text(name, text)
 
 

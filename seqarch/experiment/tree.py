@@ -9,7 +9,7 @@ import yaml
 from jsonargparse import get_loader
 
 from seqarch.errors import UserError
-from seqarch.safe_yaml import TAGS, check_nodes, compose, nodes
+from seqarch.safe_yaml import TAGS, check_nodes, check_plain, compose, nodes, parts_of
 
 NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?|[-+]?\.(inf|nan)", re.IGNORECASE)
 SPEC = ("class_path", "init_args", "dict_kwargs")
@@ -66,14 +66,19 @@ def read_plain(value: Any, name: str = "the recipe", *, arrays: bool = True) -> 
         arrays: whether numbers of NumPy and PyTorch count as those of Python.
 
     Raises:
-        UserError: there is another value in it.
+        UserError: there is another value in it, or `check_plain` refuses it.
     """
+    check_plain(name, value)
+    return _of_plain(value, name, arrays)
+
+
+def _of_plain(value: Any, name: str, arrays: bool) -> Tree:
     if isinstance(value, Mapping):
-        return Tree({str(key): read_plain(part, name, arrays=arrays) for key, part in value.items()})
+        return Tree({str(key): _of_plain(part, name, arrays) for key, part in value.items()})
     if arrays and hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
-        return Tree([read_plain(part, name, arrays=arrays) for part in value])
+        return Tree([_of_plain(part, name, arrays) for part in value])
     if isinstance(value, type):
         value = name_of_class(value)
     if isinstance(value, Path):
@@ -97,10 +102,7 @@ def name_of_class(value: type) -> str:
 
 def modules_of_classes(value: Any) -> set[str]:
     """The modules of the classes in nested mappings and lists of Python."""
-    if isinstance(value, type):
-        return {value.__module__}
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return {module for part in inside for module in modules_of_classes(part)}
+    return {part.__module__ for part in parts_of("the recipe", value) if isinstance(part, type)}
 
 
 def _of_node(node: Any, path: str = "") -> Tree:

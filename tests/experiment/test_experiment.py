@@ -148,6 +148,12 @@ def test_a_mapping_and_its_overrides_are_one_recipe(shards, tmp_path):
         Experiment.from_recipe("quickstart", {"model.d_model": "a\nb"})
     with pytest.raises(UserError, match=r"the recipe holds <object .*>: expected plain values and classes"):
         Experiment.from_recipe({"model": {"d_model": object()}})
+    with pytest.raises(UserError, match=r"^model\.learning_rate: a number has more than 300 digits$"):
+        Experiment.from_recipe("quickstart", {"model.learning_rate": 10**400})
+    endless: Any = {}
+    endless["data.train"] = endless
+    with pytest.raises(UserError, match=r"^the recipe stands for more than 20,000 entries"):
+        Experiment.from_recipe("quickstart", endless)
     with pytest.raises(ValueError, match="unknown recipe 'quikstart': did you mean quickstart"):
         Experiment.from_recipe("quikstart")
     with pytest.raises(UserError, match=r"^unknown recipe 'zzz' \(`seqarch recipes` lists all\)$"):
