@@ -75,12 +75,20 @@ def test_the_gain_compares_with_the_question_only(folder):
     assert found.metrics["fda/gain"] == pytest.approx(known - guessed, abs=1e-5)
 
 
-def test_long_texts_are_cut_on_the_left_and_counted(tmp_path):
+def test_long_texts_are_cut_on_the_left_and_counted(tmp_path, monkeypatch):
+    read = []
+
+    def write(lm, prompts, *args, **options):
+        read.extend(len(prompt) for prompt in prompts)
+        return [torch.zeros(0, dtype=torch.int64)] * len(prompts)
+
+    monkeypatch.setattr("seqarch.evaluation.scorer.generate", write)
     rows = [{**ROWS[0], "text": "x" * n + "\nDevice:"} for n in (10, 43, 44, 300)]
     (tmp_path / "fda.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     whole, cut = (Scorer(small_lm(vocab=257), ByteTokenizer(), length=length) for length in (None, 100))
     found = evaluate([Cloze("fda", folder=str(tmp_path))], cut, None)
     assert found.cut == 2, "48 of 100 tokens are for the answer, one for EOS"
+    assert {*read} == {19, 52}
     value = b" x0 (Trade name)"
     pairs = [(b"x" * n + b"\nDevice:", value) for n in (10, 43, 44)]
     pairs.append((b"x" * (100 - len(value) + 1 - 8) + b"\nDevice:", value))

@@ -15,6 +15,7 @@ from seqarch.kernels.gated_norm.op import gated_rms_norm
 from seqarch.mixers.cores import SoftmaxCore
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import SequenceLM
+from seqarch.model.feed_forward import GeGLU
 from seqarch.testing import MixerSuite
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,7 @@ OURS = [entry.name for entry in mixer_entries() if entry.package == "seqarch"]
     ("name", "options", "epsilons"),
     [
         ("Attention", {"qk_norm": True}, {1e-6}),
+        ("Attention", {"qk_norm": True, "qk_norm_eps": 0.5}, {0.5}),
         ("Top1Chunk", {}, {1e-6}),
         ("RWKV7Shell", {"core": SoftmaxCore(), "qk_norm": True}, {1e-6, 64e-5}),
         ("DeltaNet", {}, {1e-6}),
@@ -56,10 +58,20 @@ def test_epsilons_of_norms_are_those_of_the_authors(monkeypatch, name, options, 
 
 
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
-def test_epsilon_of_a_blocks_norm(norm: Any) -> None:
+@pytest.mark.parametrize(("options", "eps"), [({}, 1e-5), ({"norm_eps": 0.5}, 0.5)])
+def test_epsilon_of_a_blocks_norms(norm: Any, options: dict[str, Any], eps: float) -> None:
     attention: Any = load_mixer("Attention")
-    lm = SequenceLM(9, 8, 1, {"it": lambda *where: attention(*where, n_heads=1)}, norm=norm)
-    assert lm.norm.eps == 1e-5
+    lm = SequenceLM(
+        9,
+        8,
+        1,
+        {"it": lambda *where: attention(*where, n_heads=1)},
+        feed_forward=GeGLU,
+        embedding_norm=True,
+        norm=norm,
+        **options,
+    )
+    assert [layer.eps for layer in lm.modules() if hasattr(layer, "eps")] == [eps] * 4
 
 
 def test_each_of_ours_declares_what_tables_and_figures_show() -> None:
