@@ -195,22 +195,23 @@ class Tiktoken(Codec):
         import tiktoken
 
         lines = (line.split() for line in content.splitlines() if line)
-        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-        if len(ranks) not in TIKTOKEN:
+        self.ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+        if len(self.ranks) not in TIKTOKEN:
             known = ", ".join(f"{count:,}" for count in TIKTOKEN)
             raise ValueError(
-                f"it has {len(ranks):,} entries, and how text is split is known only for files of {known}: "
+                f"it has {len(self.ranks):,} entries, and how text is split is known only for files of {known}: "
                 "give a tokenizer.json"
             )
-        pattern, self.special, self.vocab_size = TIKTOKEN[len(ranks)]
-        self.n_ranks = len(ranks)
-        self.model = tiktoken.Encoding(self.file, pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special)
+        self.pattern, self.special, self.vocab_size = TIKTOKEN[len(self.ranks)]
+        self.model = tiktoken.Encoding(
+            self.file, pat_str=self.pattern, mergeable_ranks=self.ranks, special_tokens=self.special
+        )
 
     def encode(self, text: str) -> list[int]:
         return self.model.encode_ordinary(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.model.decode([token for token in ids if token < self.n_ranks])
+        return self.model.decode([token for token in ids if token < len(self.ranks)])
 
     def special_tokens(self) -> Mapping[str, int]:
         return self.special

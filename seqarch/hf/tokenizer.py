@@ -1,12 +1,17 @@
 """The tokenizers of seqarch in the form of Hugging Face's tokenizers."""
 
+import base64
+import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from sentencepiece import sentencepiece_model_pb2 as pb2
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from seqarch.data import tokenizers as ours
-from seqarch.data.codecs import SentencePiece, TokenizerJson
+from seqarch.data.codecs import SentencePiece, Tekken, Tiktoken, TokenizerJson
 from seqarch.data.tokenizer_files import FileTokenizer
 from seqarch.errors import UserError
 
@@ -16,8 +21,8 @@ SAMPLES = (
     "",
     "Two  words,\n\ttabs",
     " naïve 漢字 🙂 x2",
-    "def f(a):\n    return a[0] # 1,234.5",
-    "<s></s><|endoftext|>",
+    "def f(a):\n    return a[0] # 1,234.5 \n\n 12345678901",
+    "<s></s><|endoftext|><0x41>",
 )
 """Texts that show whether a converted tokenizer splits, normalises and falls back as its original."""
 
@@ -63,7 +68,7 @@ def as_hugging_face(tokenizer: ours.Tokenizer, length: int, *, document_mask: bo
 
 def _converted(tokenizer: ours.Tokenizer) -> Tokenizer:
     if isinstance(tokenizer, ours.ByteTokenizer):
-        return _bytes()
+        return _byte_pairs({bytes([byte]): byte for byte in range(256)})
     if isinstance(tokenizer, ours.MixtralTokenizer):
         return _sentence_pieces(tokenizer._model)
     codec = tokenizer._codec if isinstance(tokenizer, FileTokenizer) else None
@@ -71,16 +76,42 @@ def _converted(tokenizer: ours.Tokenizer) -> Tokenizer:
         return Tokenizer.from_str(codec.model.to_str())
     if isinstance(codec, SentencePiece):
         return _sentence_pieces(codec.model)
+    if isinstance(codec, Tiktoken):
+        return _byte_pairs(codec.ranks, codec.pattern, codec.special)
+    if isinstance(codec, Tekken):
+        content, special = json.loads(tokenizer.files[codec.file]), codec.special_tokens()
+        entries = content["vocab"][: codec.vocab_size - len(special)]
+        ids = {base64.b64decode(entry["token_bytes"]): len(special) + entry["rank"] for entry in entries}
+        return _byte_pairs(ids, content["config"]["pattern"], special)
     raise UserError(f"the tokenizer '{tokenizer.name}' has no Hugging Face form: prepare data with a tokenizer.json")
 
 
-def _bytes() -> Tokenizer:
-    """A token for each byte: pieces of one letter that nothing merges."""
+def _byte_pairs(
+    ids: Mapping[bytes, int], pattern: str | None = None, special: Mapping[str, int] | None = None
+) -> Tokenizer:
+    """Pairs of bytes, merged in the order of their ids within the parts that `pattern` finds, as tiktoken does."""
     letters = _letters()
-    fast = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    names = {entry: "".join(letters[byte] for byte in entry) for entry in ids}
+    merges = [
+        (names[entry[:cut]], names[entry[cut:]])
+        for entry in sorted(ids, key=ids.__getitem__)
+        for cut in range(1, len(entry))
+        if entry[:cut] in ids and entry[cut:] in ids
+    ]
+    vocab = {**(special or {}), **{names[entry]: index for entry, index in ids.items()}}
+    fast = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
+    parts: list[pre_tokenizers.PreTokenizer] = []
+    if pattern is not None:
+        parts.append(pre_tokenizers.Split(Regex(_in_onigurumas_syntax(pattern)), behavior="isolated"))
+    parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    fast.pre_tokenizer = pre_tokenizers.Sequence(parts)
     fast.decoder = decoders.ByteLevel()
     return fast
+
+
+def _in_onigurumas_syntax(pattern: str) -> str:
+    """There `$` also matches before line ends, and a `+` after `{1,3}` repeats it."""
+    return pattern.replace("$", r"\z").replace("{1,3}+", "{1,3}")
 
 
 def _letters() -> list[str]:
@@ -90,25 +121,55 @@ def _letters() -> list[str]:
     return [chr(byte) if byte in prints else chr(256 + others.index(byte)) for byte in range(256)]
 
 
-def _sentence_pieces(model: Any) -> Tokenizer:
-    """A byte-pair model of SentencePiece: its pieces by id, and its merges in the order of the scores."""
-    pieces = {model.id_to_piece(index): index for index in range(model.get_piece_size())}
-    scores = [model.get_score(index) for index in range(len(pieces))]
+def _sentence_pieces(processor: Any) -> Tokenizer:
+    """A model of SentencePiece: pairs merged in the order of their scores, or unigrams."""
+    proto: Any = pb2.ModelProto()  # pyright: ignore[reportAttributeAccessIssue] - made at import
+    proto.ParseFromString(processor.serialized_model_proto())
+    whole = [piece.piece for piece in proto.pieces if piece.type == piece.USER_DEFINED]
+    never = [piece.piece for piece in proto.pieces if piece.type not in (piece.NORMAL, piece.USER_DEFINED)]
+    unigrams = proto.trainer_spec.model_type == proto.trainer_spec.UNIGRAM
+    fast = Tokenizer(_unigrams(proto) if unigrams else _pairs(proto, ignore_merges=bool(whole)))
+    spec = proto.normalizer_spec
+    steps: list[normalizers.Normalizer] = []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend("▁"))
+    fast.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    parts: list[pre_tokenizers.PreTokenizer] = []
+    if whole:
+        parts.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, whole))), behavior="isolated"))
+    if unigrams and never:  # text that reads like such a piece is cut before its last letter, so that none matches
+        last = "|".join(f"(?<={re.escape(piece[:-1])}){re.escape(piece[-1])}" for piece in never)
+        parts.append(pre_tokenizers.Split(Regex(last), behavior="merged_with_next"))
+    if parts:
+        fast.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    strip = [decoders.Strip(" ", 1, 0)] if spec.add_dummy_prefix else []
+    fast.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return fast
+
+
+def _unigrams(proto: Any) -> models.Model:
+    scores = [(piece.piece, piece.score) for piece in proto.pieces]
+    return models.Unigram(scores, proto.trainer_spec.unk_id, byte_fallback=proto.trainer_spec.byte_fallback)
+
+
+def _pairs(proto: Any, *, ignore_merges: bool) -> models.Model:
+    """Byte pairs; with `ignore_merges`, a part of the text that is a piece stays whole."""
+    pieces = {piece.piece: index for index, piece in enumerate(proto.pieces)}
     merges = [
-        (-scores[index], index, (piece[:cut], piece[cut:]))
+        (-proto.pieces[index].score, index, (piece[:cut], piece[cut:]))
         for piece, index in pieces.items()
         for cut in range(1, len(piece))
         if piece[:cut] in pieces and piece[cut:] in pieces
     ]
-    bpe = models.BPE(
+    return models.BPE(
         vocab=pieces,
         merges=[pair for _, _, pair in sorted(merges, key=lambda each: each[:2])],
-        unk_token=model.id_to_piece(model.unk_id()),
+        unk_token=proto.pieces[proto.trainer_spec.unk_id].piece,
         fuse_unk=True,
-        byte_fallback=True,
+        byte_fallback=proto.trainer_spec.byte_fallback,
+        ignore_merges=ignore_merges,
     )
-    fast = Tokenizer(bpe)
-    fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    strip = decoders.Strip(" ", 1, 0)
-    fast.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
-    return fast

@@ -1,8 +1,10 @@
 """`seqarch export`: its files, the tokenizers, weights alone, and what it refuses."""
 
+import functools
 import json
 import random
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -10,12 +12,13 @@ import torch
 import seqarch
 import seqarch.mixers
 from seqarch import cli
+from seqarch.data.codecs import TIKTOKEN
 from seqarch.data.tokenizer_files import find_tokenizer
 from seqarch.data.tokenizers import begin_document, load_tokenizer
 from seqarch.errors import UserError
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.weights import write_content
-from tests.data.test_tokenizer_files import CORPUS, SentencePieceTrainer, files  # noqa: F401 - a fixture
+from tests.data.test_tokenizer_files import CORPUS, TEKKEN, SentencePieceTrainer, files, world_file  # noqa: F401 - a fixture
 from tests.data.test_tokenizer_files import TEXTS as FILE_TEXTS
 from tests.hf.conftest import checkpoint
 from tests.hf.test_model import MIXERS, loaded
@@ -28,6 +31,7 @@ from seqarch.hf.export import export, export_weights
 from seqarch.hf.imports import import_model
 from seqarch.hf.tokenizer import as_hugging_face
 
+ENTRIES = 3000
 FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors", "modeling_seqarch.py"}
 TEXTS = [
     "", "Hello world", " leading", "two  spaces", "tab\tnew\nline\r\n", "naïve café 漢字 🙂\u200b", "</s> <s> <unk>",
@@ -44,24 +48,65 @@ def drawn(count):
     ]
 
 
-@pytest.mark.parametrize("name", ["byte", "mixtral"])
+def small_tiktoken(folder, like):
+    """A file of few entries that splits text as one of `like` entries."""
+    entries = json.loads(TEKKEN.read_text())["vocab"][:ENTRIES]
+    (folder / "small.tiktoken").write_text("".join(f"{each['token_bytes']} {each['rank']}\n" for each in entries))
+    with mock.patch.dict(TIKTOKEN, {ENTRIES: TIKTOKEN[like]}):
+        ours = find_tokenizer(str(folder / "small.tiktoken"))
+        ours.encode("")  # reads the file
+    return ours
+
+
+def small_tekken(folder):
+    content = json.loads(TEKKEN.read_text())
+    content["vocab"] = content["vocab"][:ENTRIES]
+    content["config"]["default_vocab_size"] = ENTRIES + content["config"]["default_num_special_tokens"]
+    (folder / "tekken.json").write_text(json.dumps(content))
+    return find_tokenizer(str(folder / "tekken.json"))
+
+
+def pieces(folder, **options):
+    """A file of SentencePiece; without options as its trainer makes it: unigrams that normalise text."""
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_prefix=str(folder / "small"), vocab_size=450, hard_vocab_limit=False,
+        byte_fallback=True, minloglevel=2, **options,
+    )  # fmt: skip
+    return find_tokenizer(str(folder / "small.model"))
+
+
+TOKENIZERS = {
+    "byte": lambda _: load_tokenizer("byte"),
+    "mixtral": lambda _: load_tokenizer("mixtral"),
+    "tekken": small_tekken,
+    **{f"tiktoken {count}": functools.partial(small_tiktoken, like=count) for count in TIKTOKEN},
+    "unigrams": pieces,
+    "pairs": functools.partial(pieces, model_type="bpe", user_defined_symbols=["seqarch!"]),
+    "llama": functools.partial(
+        pieces, model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False
+    ),
+    "no prefix": functools.partial(pieces, add_dummy_prefix=False),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_tokenizer_gives_our_ids_after_the_border(name, tmp_path):
-    ours = load_tokenizer(name)
+    ours = TOKENIZERS[name](tmp_path)
     as_hugging_face(ours, 1000).save_pretrained(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
-    assert len(theirs) == ours.vocab_size
-    for text in [*TEXTS, *drawn(200)]:
+    assert len(theirs) <= ours.vocab_size
+    for text in [*TEXTS, *FILE_TEXTS, *drawn(200)]:
         ids = theirs(text)["input_ids"]
         assert ids == [ours.eos_id, *ours.encode(text)]
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ours.encode(text))
     assert theirs("a", add_special_tokens=False)["input_ids"] == ours.encode("a")
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "llama"])
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "sentencepiece"])
 def test_a_tokenizer_that_is_a_file_goes_along(kind, files, tmp_path):  # noqa: F811
     ends = {"bpe": "<|endoftext|>", "unigram": "</s>"}
     given = {"eos_token": ends[kind]} if kind in ends else {}
-    ours = find_tokenizer(str(like_llama(tmp_path) if kind == "llama" else files[kind]), **given)
+    ours = find_tokenizer(str(files[kind]), **given)
     path = checkpoint(tmp_path, MIXERS["Attention"], tokenizer=ours, vocab_size=ours.vocab_size)
     folder = export(path, tmp_path / "out")
     theirs = AutoTokenizer.from_pretrained(folder)
@@ -70,15 +115,6 @@ def test_a_tokenizer_that_is_a_file_goes_along(kind, files, tmp_path):  # noqa: 
     assert theirs.eos_token_id == ours.eos_id
     assert seqarch.load(folder / "model.safetensors")[1].name == ours.name
     assert loaded(folder).num_parameters() == seqarch.load(path)[0].n_parameters()
-
-
-def like_llama(folder):
-    """A SentencePiece file that neither normalises nor joins spaces."""
-    SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS), model_prefix=str(folder / "llama"), vocab_size=420, byte_fallback=True,
-        model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
-    )  # fmt: skip
-    return folder / "llama.model"
 
 
 def test_a_model_that_read_each_document_alone_does_so_in_every_form(tmp_path):
@@ -94,10 +130,14 @@ def test_a_model_that_read_each_document_alone_does_so_in_every_form(tmp_path):
     assert theirs.bos_token_id == 256
 
 
-@pytest.mark.parametrize("kind", ["tiktoken", "sentencepiece"])
-def test_a_tokenizer_whose_ids_would_be_others_is_named(kind, files):  # noqa: F811
-    with pytest.raises(UserError, match=rf"'{kind}-\w+' has no Hugging Face form"):
-        as_hugging_face(find_tokenizer(str(files[kind])), 100)
+def test_a_tokenizer_whose_ids_would_be_others_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"'rwkv_world-\w+' has no Hugging Face form"):
+        as_hugging_face(find_tokenizer(str(world_file(tmp_path))), 100)
+    reversed_order = small_tiktoken(tmp_path, 50_256)
+    ranks = reversed_order._codec.ranks
+    reversed_order._codec.ranks = dict(zip(ranks, reversed(ranks.values()), strict=True))
+    with pytest.raises(UserError, match="its ids would be others"):
+        as_hugging_face(reversed_order, 100)
 
 
 def test_the_command_writes_a_run_as_a_folder_with_a_card(run_dir, tmp_path, capfd):
