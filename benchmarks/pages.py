@@ -19,12 +19,20 @@ from benchmarks.tables import choice, cluster, kernels, mixers, options, predict
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LEADING = re.compile(r"^ *<!-- value: .*", re.MULTILINE)
+"""A comment that begins a line ends a paragraph or a list there, on the site and on GitHub."""
 MADE = re.compile(r"(<!-- (?:table|value): (.+?) -->)(\n\n|).*?(\n\n|)(<!-- end -->)", re.DOTALL)
 MODULES = (results, predictions, recall, speed, kernels, mixers, scale, choice, options, cluster)
 
 
 def updated(text: str) -> str:
-    """The text of a page with its tables and values made anew."""
+    """The text of a page with its tables and values made anew.
+
+    Raises:
+        ValueError: a value begins a line, or see `made`.
+    """
+    if begins := LEADING.search(text):
+        raise ValueError(f"put a word in front of the value on this line: {begins[0].strip()}")
     return MADE.sub(lambda match: "".join((match[1], match[3], made(match[2]), match[4], match[5])), text)
 
 

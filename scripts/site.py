@@ -23,17 +23,13 @@ ASKED, NOTES = ROOT / "docs/questions.csv", ROOT / "docs/notebook.ipynb"
 """The sources of two pages that are made: questions with the pages that answer them, and the notebook."""
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
 ROLE = re.compile(r":\w+:`~?(?:\w+\.)*(\w+)`")
-FIGURE = re.compile(r'<img alt="([^"]*)" src="([^"]+\.png)"\s*/?>')
-PAINT = {
-    "#ffffff|white": "var(--md-default-bg-color)",
-    "#000000|#262626|#222222|#333333|#444444|#555555": "currentColor",
-    "#e8e8e8": "var(--md-default-fg-color--lightest)",
-}
-"""Colours of figures, as patterns, with those of the page."""
+FIGURE = re.compile(r'<img alt="[^"]*" src="([^"]+\.png)"\s*/?>')
 UNIT = re.compile(r"(?<=\d) (?=(?:%|x|ms|GiB)(?!\w))")
 NAME = re.compile(r"<code>([^\s<]{1,45})</code>")
+PART = re.compile(r"(?<=\w[._/])(?=\w)")
+"""Where the narrow tables of a phone may break a name."""
 TEXT = re.compile(r">[^<]+<")
-MODEL = re.compile(r"\b(?:[A-Z]\w*-\d\w*|Transformer\+\+)")
+MODEL = re.compile(r"\b(?:[A-Z]\w*-\d\w*|Transformer\+\+)|(?<![^\s>])--?[a-z][\w.]*")
 CSS_URL = re.compile(r"(?:url\(|@import)\s*['\"]?\s*((?:https?:)?//[^'\")\s]+)")
 LOADED = {
     "script": "src",
@@ -71,12 +67,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
-    """Draw formulas and figures, and keep names such as RWKV-7, and numbers with their unit, on one line."""
+    """Draw formulas, and keep names such as RWKV-7, options, and numbers with their unit, on one line."""
     if page is not None:
-        content = FIGURE.sub(lambda found: drawn_in_page(found, page.url), content)
+        content = FIGURE.sub(lambda found: as_svg(found, page.url), content)
     content = content.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     content = UNIT.sub("\N{NO-BREAK SPACE}", content)
-    content = NAME.sub(r'<code class="name">\1</code>', content)
+    content = NAME.sub(lambda found: f'<code class="name">{PART.sub("<wbr>", found[1])}</code>', content)
     content = FORMULA.sub(lambda found: mathml(html.unescape(found[2]), block=found[1] == "div"), content)
     return TEXT.sub(lambda text: MODEL.sub(r'<span class="name">\g<0></span>', text[0]), content)
 
@@ -89,15 +85,10 @@ def on_post_build(config: Any) -> None:
         raise Abort("the site must load nothing from other hosts:\n" + "\n".join(found))
 
 
-def drawn_in_page(image: re.Match[str], url: str) -> str:
-    """The SVG of a figure in the colours of the page, where there is one next to its PNG."""
-    figure = (ROOT / "docs" / url / image[2]).resolve().with_suffix(".svg")
-    if not figure.is_file():
-        return image[0]
-    svg = figure.read_text(encoding="utf-8").partition("<svg")[2]
-    for inks, ours in PAINT.items():
-        svg = re.sub(rf"(fill|stroke): (?:{inks})\b", rf"\1: {ours}", svg)
-    return f'<figure class="drawn" role="img" aria-label="{image[1]}"><svg{svg}</figure>'
+def as_svg(image: re.Match[str], url: str) -> str:
+    """The SVG of a figure, which stays sharp, where there is one next to its PNG."""
+    figure = (ROOT / "docs" / url / image[1]).resolve().with_suffix(".svg")
+    return image[0].replace(".png", ".svg") if figure.is_file() else image[0]
 
 
 def questions_page() -> str:

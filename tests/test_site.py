@@ -54,6 +54,12 @@ def test_names_of_models_stay_in_one_piece():
     assert page == '<img alt="of RWKV-7 here">' + cells
 
 
+def test_options_stay_in_one_piece_and_long_names_break_between_their_parts():
+    page = hooks.on_page_content("<pre><code>seqarch fit --data.root s</code></pre><td><code>a.b_c</code></td>", None)
+    command = '<pre><code>seqarch fit <span class="name">--data.root</span> s</code></pre>'
+    assert page == command + '<td><code class="name">a.<wbr>b_<wbr>c</code></td>'
+
+
 def test_links_of_the_root_s_pages_lead_to_pages():
     for name, source in hooks.ROOT_PAGES.items():
         targets = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", hooks.root_page(source))

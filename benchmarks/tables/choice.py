@@ -116,7 +116,7 @@ def figure() -> Picture:
     """The gap of each model over the accuracy of its mixer in the recall exam."""
     looks = styles({model: model for model in recalled()})
     with own_style():
-        picture = Picture(figsize=(7.0, 4.2), layout="constrained")
+        picture = Picture(figsize=(5.4, 3.7), layout="constrained")
         axes = picture.subplots()
         axes.axhline(0, color="#777777", linewidth=0.8)
         for model, accuracy in recalled().items():
@@ -135,7 +135,7 @@ def gap_figure() -> Picture:
     names = models()[::-1]
     looks = styles({model: model for model in names})
     with own_style():
-        picture = Picture(figsize=(7.6, 4.4), layout="constrained")
+        picture = Picture(figsize=(5.4, 3.9), layout="constrained")
         axes = picture.subplots()
         axes.axvline(0, color="#777777", linewidth=0.8)
         for row, model in enumerate(names):
@@ -146,7 +146,7 @@ def gap_figure() -> Picture:
             axes.plot([low, high], [row, row], color=color, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
             axes.plot(gap, row, "o", color=color, markerfacecolor=face, markersize=6, markeredgewidth=1.5)
         axes.set_yticks(range(len(names)), [f"{name}  ({PAPER[name]})" for name in names])
-        axes.set_xlabel("gap to Transformer++ at 340M tokens, nats per token; left is better")
+        axes.set_xlabel("gap at 340M tokens, nats per token; left is better")
         axes.grid(visible=False, axis="y")
     return picture
 

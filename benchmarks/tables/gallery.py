@@ -93,7 +93,10 @@ def page() -> str:
     head = "".join(f'<th title="{html.escape(about)}"><button>{name}</button></th>' for name, about in COLUMNS.items())
     rows = "\n".join(_row(one) for one in examined())
     meanings = "\n".join(f"* **{name}**: {about}" for name, about in COLUMNS.items() if about)
-    return f"""# Gallery
+    return f"""---
+hide: [toc]
+---
+# Gallery
 
 Every model that we examined. Click on a head to sort. The paper's architectures have 42M parameters and 340M tokens
 ([Results](README.md)), the mixers of `plugins/seqarch-zoo` 170M tokens. Compare gaps within one number of tokens.

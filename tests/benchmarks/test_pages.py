@@ -27,7 +27,9 @@ def test_what_stands_between_markers_is_made_anew() -> None:
     table = "<!-- table: gpus -->\n\n{}\n\n<!-- end -->\n"
     assert pages.updated(table.format("old")) == table.format(pages.markdown(speed.gpus()))
     with pytest.raises(ValueError, match="0 functions in benchmarks/tables are called 'nosuch'"):
-        pages.updated(value.replace("gap", "nosuch"))
+        pages.updated(value.replace("gap", "nosuch").join("ab"))
+    with pytest.raises(ValueError, match="put a word in front of the value on this line"):
+        pages.updated(f"* a\n  {value} b")
 
 
 def raw(model: str, domain: str = "mean, raw", tokens: int = results.SMALL) -> float:
