@@ -31,12 +31,19 @@ def cut_documents(cu_seqlens: Tensor, size: int, count: int, length: int) -> tup
 
 
 def per_document(op: Callable[..., Tensor], tensors: tuple[Tensor | None, ...], cu_seqlens: Tensor) -> Tensor:
-    """Apply `op` to each document of `tensors [1, T, ...]` and join the results: nothing crosses a border."""
-    length = next(t.shape[1] for t in tensors if t is not None)
-    pieces = [
-        op(*(None if t is None else t[:, start:stop] for t in tensors)) for start, stop in documents(cu_seqlens, length)
-    ]
-    return torch.cat(pieces, dim=1)
+    """Apply `op` to each document of `tensors [1, T, ...]` and join the results: nothing crosses a border.
+
+    A tensor that is shorter than the longest holds the last tokens of the row. A document of which it has none is left
+    out.
+    """
+    lengths = [t.shape[1] for t in tensors if t is not None]
+    row, first = max(lengths), max(lengths) - min(lengths)
+
+    def part(t: Tensor | None, start: int, stop: int) -> Tensor | None:
+        return None if t is None else t[:, max(start + t.shape[1] - row, 0) : stop + t.shape[1] - row]
+
+    inside = [(start, stop) for start, stop in documents(cu_seqlens, row) if stop > first]
+    return torch.cat([op(*(part(t, *each) for t in tensors)) for each in inside], dim=1)
 
 
 State = Tensor | tuple[Tensor, ...]

@@ -49,7 +49,7 @@ def softmax_attention(
         scale: factor on the scores; None is `D ** -0.5`.
         window: only the last `window` keys, the query's own position included.
         alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores (ALiBi, arXiv 2108.12409). No gradient.
-        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); attention and distances
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row of Tk keys (B = 1); attention and distances
             restart at each.
         backend: "auto", "reference", "fa4" (FlashAttention-4, in half precision, without ALiBi), "sdpa" (without
             window, ALiBi and packed documents; whole sequences, one new token and, in half precision without gradients,
@@ -64,7 +64,7 @@ def softmax_attention(
     """
     q, k, v = autocast_cast(q, k, v)
     scale = check_attention(q, k, v, scale, cu_seqlens, window=window, alibi_slopes=alibi_slopes)
-    if q.shape[1] == 1 and window is not None:
+    if q.shape[1] == 1 and window is not None and cu_seqlens is None:
         k, v, window = k[:, -window:], v[:, -window:], None
     return SOFTMAX_ATTENTION.run(backend, q, k, v, scale, window, alibi_slopes, cu_seqlens)
 
@@ -264,7 +264,7 @@ def _varlen_obstacle(
 ) -> str | None:
     if cu_seqlens is None or longest_document(q, cu_seqlens) is None:
         return "it takes only packed documents whose longest is known"
-    if slopes is not None or q.shape[2] != k.shape[2] or q.shape[3] > 256 or q.dtype == torch.float32:
+    if slopes is not None or q.shape[:3] != k.shape[:3] or q.shape[3] > 256 or q.dtype == torch.float32:
         return "it takes half precision, as many keys as queries, heads of at most 256 dims, and no ALiBi"
     return None
 
@@ -274,6 +274,8 @@ def _fa4_obstacle(
 ) -> str | None:
     if slopes is not None:
         return "it does not take ALiBi"
+    if cu_seqlens is not None and q.shape[1] != k.shape[1]:
+        return "packed documents need as many queries as keys"
     if q.dtype == torch.float32 or q.shape[3] not in (64, 128, 192, 256):  # of 40 dims it has wrong gradients
         return "it takes half precision and heads of 64, 128, 192 or 256 dims"
     return None

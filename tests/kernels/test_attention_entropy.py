@@ -82,7 +82,7 @@ def test_kernel(Tq, Tk, HK, options):
 
 @pytest.mark.usefixtures("interpreter", "poison")
 def test_kernel_on_packed_documents():
-    q, k, _ = (t.detach().float() for t in naive.draw(B=1, Tq=140))
+    q, k, _ = (t.detach().float() for t in naive.draw(B=1, Tq=110, Tk=140))
     options = {"cu_seqlens": torch.tensor([0, 1, 40, 40, 140], dtype=torch.int32), "window": 50}
     naive.assert_close(attention_entropy(q, k, backend="triton", **options), attention_entropy(q, k, **options), 1e-5)
 
@@ -123,7 +123,7 @@ def test_kernel_with_chunks_in_half_precision():
 
 @pytest.mark.usefixtures("interpreter", "poison")
 def test_kernel_with_chunks_on_packed_documents():
-    q, k, _ = (t.detach().float() for t in naive.draw(B=1, Tq=140, H=2))
+    q, k, _ = (t.detach().float() for t in naive.draw(B=1, Tq=90, Tk=140, H=2))
     borders = torch.tensor([0, 1, 40, 40, 57, 140], dtype=torch.int32)
     chunks = select_chunks(q, k, chunk_size=16, cu_seqlens=borders, backend="reference")
     options = {"chunk_size": 16, "chunks": chunks, "cu_seqlens": borders}

@@ -115,10 +115,23 @@ def test_softmax_of_the_last_queries():
     assert_as_float64(softmax_attention, last_queries(), 1e-2, scale=1.0)
 
 
+EACH_OP = [softmax_attention, partial(softmax_attention, window=100), top1_chunk_attention, top1_element_attention]
+
+
+@pytest.mark.parametrize("op", EACH_OP)
+def test_last_queries_of_packed_documents(op):
+    """A border within the queries, and a document that begins before them."""
+    q, k, v = tensors = draw(1, 1000, 4, 64)
+    options = {"cu_seqlens": borders(1, 130, 130, 700, 1000)}
+    do = torch.randn_like(q[:, 600:])
+    results = []
+    for o in (op(q[:, 600:], k, v, **options), op(q, k, v, **options)[:, 600:]):
+        results.append([o, *torch.autograd.grad(o, tensors, do)])
+    assert_within(*results, 1e-2)
+
+
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize(
-    "op", [softmax_attention, partial(softmax_attention, window=100), top1_chunk_attention, top1_element_attention]
-)
+@pytest.mark.parametrize("op", EACH_OP)
 def test_compiled_as_called(op):
     tensors = draw(2, 1000, 4, 64, HK=2)
     compiled = torch.compile(lambda q, k, v: op(2 * q, k, v), fullgraph=True)

@@ -181,15 +181,15 @@ def test_chunk_means_in_a_larger_buffer(long, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("selection", "short", "remote_chunks"),
-    [("exact", 0, 2), pytest.param("exact", 128, 1, marks=pytest.mark.no_cover), ("approx", 128, 3)],
+    ("selection", "short", "remote_chunks", "Tq"),
+    [("exact", 0, 2, 55), pytest.param("exact", 128, 1, 100, marks=pytest.mark.no_cover), ("approx", 128, 3, 55)],
 )
-def test_packed_documents(selection, short, remote_chunks, monkeypatch):
+def test_packed_documents(selection, short, remote_chunks, Tq, monkeypatch):
     from seqarch.kernels.top1_chunk import triton as kernels
 
     monkeypatch.setattr(kernels, "SHORT", short)
     borders = torch.tensor([0, 1, 40, 40, 57, 100], dtype=torch.int32)
-    tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 100, 2, 16, HK=1)]
+    tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, Tq, 2, 16, Tk=100, HK=1)]
     options = {"chunk_size": 16, "selection": selection, "cu_seqlens": borders, "remote_chunks": remote_chunks}
     packed = top1_chunk_attention(*tensors, backend="triton", **options)
     expected = top1_chunk_attention(*tensors, backend="reference", **options)

@@ -38,7 +38,7 @@ def attention_entropy(
         alibi_slopes: `[H]`, adds `-slope * (i - j)` to the scaled scores.
         chunk_size: keys per chunk, together with `chunks`.
         chunks: `[B, Tq, H]` or `[B, Tq, H, K]` int32, the selection of `select_chunks`.
-        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk).
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row of Tk keys (B = 1).
         backend: "auto", "reference" or "triton", our CUDA kernels, which take `chunks` as `top1_chunk_attention` does,
             one per query.
 

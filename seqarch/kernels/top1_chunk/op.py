@@ -56,7 +56,7 @@ def select_chunks(
         scale: factor on the scores; None is `D ** -0.5`.
         chunk_means: `[B, N, HK, D]`, mean keys of at least the first `(Tk - 1) // chunk_size` chunks, for "approx"
             with cached keys; computed from `k` when None.
-        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row of Tk keys (B = 1); chunks restart at each.
         backend: "auto", "reference" or "triton", our CUDA kernels (chunks of 16 to 256 keys, a power of two, of at most
             64 KiB; at most 8 chunks per query).
 
@@ -106,7 +106,7 @@ def top1_chunk_attention(
         chunks: `[B, Tq, H]` or `[B, Tq, H, K]` int32, an earlier selection by `select_chunks`; with it, activation
             checkpointing does not select twice.
         chunk_means: see `select_chunks`.
-        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk); chunks restart at each.
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row of Tk keys (B = 1); chunks restart at each.
         backend: as for `select_chunks`, or "flex", FlexAttention, which takes several chunks per query and costs as
             much as dense attention.
 

@@ -28,7 +28,7 @@ def top1_element_attention(
         k: `[B, Tk, HK, D]`, `HK` a divisor of `H`: query head h uses key head `h // (H / HK)`.
         v: as `k`.
         scale: factor on the scores, which matters to the gradient; None is `D ** -0.5`.
-        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row (B = 1, Tq = Tk).
+        cu_seqlens: `[N + 1]` int32 borders of documents packed into one row of Tk keys (B = 1).
         backend: "auto", "reference" or "triton", our CUDA kernels (D up to 256).
 
     Returns:
