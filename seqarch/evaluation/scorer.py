@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
@@ -114,14 +114,15 @@ class Scorer:
         """
         size = max(1, self.max_tokens // (len(rows[0]) - 1)) if pieces else self.batch_size
         batches = [[*range(start, min(start + size, len(rows)))] for start in range(0, len(rows), size)]
-        piece = None if pieces or segments is not None else self._piece_of(len(rows[0]) - 1)
+        piece = None if pieces else self._piece_of(len(rows[0]) - 1)
 
         def measured(batch: list[int]) -> Tensor:
             filled = [*batch, *[len(rows) - 1] * (size - len(batch))]
             tokens = torch.stack([rows[index] for index in filled]).to(self.device)
             if segments is not None:
                 inside = torch.stack([segments[index] for index in filled])
-                return of(self._of_documents(tokens, inside), tokens, inside.to(self.device))[: len(batch)]
+                losses = self._of_documents(tokens, inside, piece)
+                return of(losses, tokens, inside.to(self.device))[: len(batch)]
             losses = self._in_pieces(tokens) if pieces else self._whole(tokens, piece)
             return of(losses, tokens)[: len(batch)]
 
@@ -132,24 +133,27 @@ class Scorer:
         """This process's piece of sequences of a length; none if they are not split into equal pieces."""
         if self.shared is None or length % self.shared.size:
             return None
-        return replace(self.shared, length=length // self.shared.size)
+        return self.shared.of_row(length)
 
     def _whole(self, tokens: Tensor, piece: Piece | None) -> Tensor:
         """The losses `[b, T]` of rows `[b, T + 1]`, of which this process computes a piece if there is one."""
-        parts = tokens[:, :-1], tokens[:, 1:]
+        return self._losses([tokens[:, :-1], tokens[:, 1:]], piece)
+
+    def _losses(self, rows: list[Tensor], piece: Piece | None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """The losses of inputs and targets, from all processes that have a piece of them."""
         if piece is None:
-            return self.lm(*parts, reduction="none")
-        own = self.lm(*map(piece.cut, parts), reduction="none", piece=piece)
+            return self.lm(*rows, cu_seqlens=cu_seqlens, reduction="none")
+        own = self.lm(*map(piece.cut, rows), cu_seqlens=cu_seqlens, reduction="none", piece=piece)
         return torch.cat(piece.stacked(own).unbind(0), dim=1)
 
-    def _of_documents(self, tokens: Tensor, segments: Tensor) -> Tensor:
-        """The losses `[b, T]` of `tokens [b, T + 1]`, each document read by itself; `segments` are on the CPU."""
+    def _of_documents(self, tokens: Tensor, segments: Tensor, piece: Piece | None) -> Tensor:
+        """As `_whole`, each document read by itself; `segments [b, T + 1]` are on the CPU."""
         most = max(1, segments.numel() // 64)  # in each batch, so that a compiled model is compiled once
         documents = as_documents(tokens.cpu(), segments, most)
         targets, cu_seqlens = (documents[name].to(self.device) for name in ("targets", "cu_seqlens"))
         bound_documents(cu_seqlens, targets.shape[1])
-        rows = (each.reshape(1, -1) for each in (tokens[:, :-1], targets))
-        return self.lm(*rows, cu_seqlens=cu_seqlens, reduction="none").view_as(targets)
+        rows = [each.reshape(1, -1) for each in (tokens[:, :-1], targets)]
+        return self._losses(rows, piece and piece.of_row(targets.numel()), cu_seqlens).view_as(targets)
 
     def _in_pieces(self, tokens: Tensor) -> Tensor:
         """The losses `[b, T]` of rows `[b, T + 1]`, at most `max_tokens` in one pass."""

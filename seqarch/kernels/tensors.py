@@ -201,10 +201,11 @@ def all_documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(borders))
 
 
-def check_packed(cu_seqlens: Tensor | None, x: Tensor) -> None:
+def check_packed(cu_seqlens: Tensor | None, x: Tensor, *, part: bool = False) -> None:
     """Refuse `cu_seqlens` that is not `[N + 1]` int32 for the one packed row of `x [1, T, ...]`.
 
-    Whether it rises from 0 to T is checked only if that is cheap: on a CPU, outside compiled graphs.
+    Whether it rises from 0 to T is checked only if that is cheap: on a CPU, outside compiled graphs. It need not do so
+    if `x` is a `part` of the row.
     """
     if cu_seqlens is None:
         return
@@ -212,7 +213,7 @@ def check_packed(cu_seqlens: Tensor | None, x: Tensor) -> None:
         raise UserError(f"cu_seqlens must be int32 [N + 1], not {cu_seqlens.dtype} {list(cu_seqlens.shape)}")
     if x.shape[0] != 1:
         raise UserError(f"cu_seqlens needs B = 1, not B = {x.shape[0]}")
-    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+    if cu_seqlens.device.type == "cpu" and not part and not torch.compiler.is_compiling():
         all_documents(cu_seqlens, x.shape[1])
 
 
@@ -227,16 +228,24 @@ def longest_document(x: Tensor, cu_seqlens: Tensor | None) -> int | None:
     return x.shape[1] if cu_seqlens is None else getattr(cu_seqlens, "longest", None)
 
 
+def known_end(x: Tensor, start: int | Tensor, cu_seqlens: Tensor | None) -> int:
+    """One more than the largest of `document_positions`, or 0 if the host does not know it."""
+    if cu_seqlens is not None:
+        return longest_document(x, cu_seqlens) or 0
+    return start + x.shape[1] if isinstance(start, int) else 0
+
+
 def document_positions(x: Tensor, *, start: int | Tensor = 0, cu_seqlens: Tensor | None = None) -> Tensor:
     """Positions `[T]` (int64) of the tokens of `x [B, T, ...]`.
 
     Args:
         x: any tensor with the sequence in its second dimension.
         start: position of the first token, for a call that continues from a state; `[1]` where the device has it.
-        cu_seqlens: `[N + 1]` borders of packed documents; positions restart at each.
+        cu_seqlens: `[N + 1]` borders of the documents packed into the row of which `x` is a part; positions restart at
+            each.
     """
     positions = torch.arange(x.shape[1], device=x.device) + start
     if cu_seqlens is None:
         return positions
-    check_packed(cu_seqlens, x)
+    check_packed(cu_seqlens, x, part=True)
     return positions - cu_seqlens[torch.searchsorted(cu_seqlens, positions, right=True) - 1]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seqarch.arguments import Count, Interval, Limited, Positive
 from seqarch.errors import UserError
-from seqarch.kernels.tensors import document_positions, longest_document
+from seqarch.kernels.tensors import document_positions, known_end
 from seqarch.kernels.top1_chunk.op import CHUNK_SIZE
 from seqarch.mixers.base import (
     Clock,
@@ -25,7 +25,7 @@ from seqarch.mixers.base import (
     size_heads,
     undecayed,
 )
-from seqarch.mixers.cores import AttentionCore, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
+from seqarch.mixers.cores import AttentionCore, PieceState, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.options import with_options_of
 from seqarch.mixers.positions import Position, PositionEncoding, alibi_slopes, apply_rope, rope_tables
 from seqarch.mixers.short_convolution import Kernel, ShortConvolution, optional_convolution
@@ -96,6 +96,8 @@ class Attend(Limited, nn.Module):
         start = 0 if state is None else state.start
         clock = None if state is None else state.clock
         q, k = self._transform(q, k, start, cu_seqlens, clock)
+        if isinstance(state, PieceState):
+            cu_seqlens = state.borders(cu_seqlens)
         context = {"state": state, "alibi_slopes": self._slopes(q), "cu_seqlens": cu_seqlens}
         return self.core(q, k, v, scale=self.scale, **context, **inputs)
 
@@ -257,8 +259,7 @@ class CoreAttention(Mixer):
         return q, k, v
 
     def _constant_heads(self, constants: Tensor, x: Tensor, start: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
-        reach = longest_document(x, cu_seqlens) or 0
-        if isinstance(start, int) and (end := start + reach) > constants.shape[0]:
+        if (end := known_end(x, start, cu_seqlens)) > constants.shape[0]:
             raise UserError(
                 f"the constants end at position {constants.shape[0]}, this call reaches {end}: raise max_length"
             )

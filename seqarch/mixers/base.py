@@ -214,6 +214,7 @@ class Mixer(Layer):
             x: the normalised residual stream.
             state: made by `init_state`; the call continues from it and updates it.
             cu_seqlens: `[N + 1]` int32, borders of N documents packed into one row (B = 1); nothing crosses a border.
+                With a state that has a `piece`, the borders are those of the whole row (`Piece.borders`).
         """
 
     def arguments(
@@ -227,13 +228,14 @@ class Mixer(Layer):
         """The arguments of one pass that this mixer's `forward` takes.
 
         Raises:
-            UserError: the pass has a state or packed documents, and the mixer does not support them; or it has both.
+            UserError: the pass has a state or packed documents, and the mixer does not support them; or it has both,
+                and the state is not before a piece.
         """
         if state is not None:
             self.require("decode")
         if cu_seqlens is not None:
             self.require("packed")
-        if state is not None and cu_seqlens is not None:
+        if state is not None and cu_seqlens is not None and state.piece is None:
             raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
         given = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry, "losses": losses, "tokens": tokens}
         return {name: value for name, value in given.items() if name in self.takes}

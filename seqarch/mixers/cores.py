@@ -187,9 +187,18 @@ class PieceState(KeyValueState):
         if self.window is None:
             return self.piece.seen(k), self.piece.seen(v)
         count = self.window - 1
-        known = count - min(count, self.length)  # keys before the first token
-        keys, values = (torch.cat((self.piece.before(t, count)[:, known:], t), dim=1) for t in (k, v))
+        none = count - self.earlier  # keys before the first token
+        keys, values = (torch.cat((self.piece.before(t, count)[:, none:], t), dim=1) for t in (k, v))
         return keys, values
+
+    @property
+    def earlier(self) -> int:
+        """Keys of earlier pieces that `extend` returns."""
+        return self.length if self.window is None else min(self.length, self.window - 1)
+
+    def borders(self, cu_seqlens: Tensor | None) -> Tensor | None:
+        """Borders of documents in the keys that `extend` returns, from those of the whole row."""
+        return self.piece and self.piece.borders(cu_seqlens, self.earlier)
 
 
 class AttentionCore(Limited, nn.Module, ABC):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
@@ -50,6 +51,10 @@ class Piece:
         """Tokens of all pieces together."""
         return self.size * self.length
 
+    def of_row(self, total: int) -> "Piece":
+        """The piece of the same process, of a row of `total` tokens."""
+        return dataclasses.replace(self, length=total // self.size)
+
     def cut(self, x: Tensor) -> Tensor:
         """The piece of the whole sequences `x [B, total, ...]`."""
         return x[:, self.start : self.start + self.length]
@@ -74,14 +79,47 @@ class Piece:
         zeros = x.new_zeros(x.shape[0], max(0, count - self.start), *x.shape[2:])
         return torch.cat((zeros, earlier[:, max(0, self.start - count) :]), dim=1)
 
-    def carried(self, after: Tensor, transition: Tensor) -> Tensor:
+    def borders(self, cu_seqlens: Tensor | None, earlier: int = 0) -> Tensor | None:
+        """Borders `[N + 1]` of the documents in the piece and the `earlier` tokens before it.
+
+        Documents elsewhere in the row are empty there.
+
+        Args:
+            cu_seqlens: borders in the whole row.
+            earlier: number of tokens; those before the first token belong to the first document.
+        """
+        if cu_seqlens is None:
+            return None
+        inside = (cu_seqlens - (self.start - earlier)).clamp(0, earlier + self.length)
+        return F.pad(inside[1:], (1, 0))
+
+    def entering(self, state: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        """States `[N, ...]` of all documents before the piece: `state [1, ...]` of the one it continues, else zeros."""
+        if cu_seqlens is None:
+            return state
+        continued = (cu_seqlens[:-1] < self.start) & (cu_seqlens[1:] > self.start)
+        return torch.where(continued.view(-1, *[1] * (state.dim() - 1)), state, 0)
+
+    def leaving(self, states: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        """The state `[1, ...]` of the document that the piece ends in, from those of all documents `[N, ...]`."""
+        if cu_seqlens is None:
+            return states
+        last = self.start + self.length - 1
+        holds_last = (cu_seqlens[:-1] <= last) & (cu_seqlens[1:] > last)
+        return states.index_select(0, holds_last.int().argmax().view(1))
+
+    def carried(self, after: Tensor, transition: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         """The state of a linear recurrence before the piece, `[B, *state_shape]`.
 
         Args:
-            after: the state after the piece if it begins with zeros.
+            after: the state after the piece if it begins with zeros; of each document, `[N, *state_shape]`.
             transition: what the piece does to a state before it: factors that broadcast to the state, or matrices
-                `[B, H, K, K]` for states `[B, H, K, V]`.
+                `[B, H, K, K]` for states `[B, H, K, V]`. A border within the piece makes it zero.
+            cu_seqlens: borders of the documents in the whole row.
         """
+        if cu_seqlens is not None:
+            inside = (cu_seqlens >= self.start) & (cu_seqlens < self.start + self.length)
+            after, transition = self.leaving(after, cu_seqlens), torch.where(inside.any(), 0, transition)
         matrices = transition.dim() == 4 and transition.shape[-1] == transition.shape[-2] > 1
         sizes = [after[0].numel(), transition[0].numel()]
         pieces = self.stacked(torch.cat((after.flatten(1), transition.to(after.dtype).flatten(1)), dim=1))

@@ -120,23 +120,25 @@ class RecurrentMixer(Mixer):
         """As `forward`; also for subclasses whose `forward` takes a carry."""
         values, inputs, rest = self.project(x, state, cu_seqlens, *carry)
         if state is not None and state.piece is not None and not isinstance(state.state, MixerState):
-            return self.finish(self._after_pieces(state.piece, values, inputs), *rest)
+            return self.finish(self._after_pieces(state.piece, values, inputs, cu_seqlens), *rest)
         o, after = self.recur(values, *inputs, initial_state=state.state if state else None, cu_seqlens=cu_seqlens)
         if state is not None:
             state.state = after
         return self.finish(o, *rest)
 
-    def _after_pieces(self, piece: Piece, values: Tensor, inputs: tuple[Any, ...]) -> Tensor:
+    def _after_pieces(self, piece: Piece, values: Tensor, inputs: tuple[Any, ...], cu_seqlens: Tensor | None) -> Tensor:
         """The outputs of `recur` for a piece, whose state before it is composed from what each earlier piece does."""
-        o, after = self.recur(values, *inputs)
+        borders = piece.borders(cu_seqlens)
+        o, after = self.recur(values, *inputs, cu_seqlens=borders)
         if self.composes == "decays":
-            before = piece.carried(after, self.decays(*inputs))
-            return self.recur(values, *inputs, initial_state=before)[0]
-        batch, heads, size, _ = after.shape
-        unit = torch.eye(size, dtype=after.dtype, device=after.device).expand(batch, heads, -1, -1).contiguous()
+            before = piece.entering(piece.carried(after, self.decays(*inputs), cu_seqlens), cu_seqlens)
+            return self.recur(values, *inputs, initial_state=before, cu_seqlens=borders)[0]
+        heads, size = after.shape[1:3]
+        unit = torch.eye(size, dtype=after.dtype, device=after.device).expand(values.shape[0], heads, -1, -1)
+        unit = piece.entering(unit, cu_seqlens).contiguous()
         nothing = values.new_zeros(*values.shape[:-1], size)
-        seen, transition = self.recur(nothing, *inputs, initial_state=unit)
-        before = piece.carried(after, transition)
+        seen, transition = self.recur(nothing, *inputs, initial_state=unit, cu_seqlens=borders)
+        before = piece.carried(after, piece.leaving(transition, cu_seqlens), cu_seqlens)
         return o + torch.einsum("bthk,bhkv->bthv", seen.to(before.dtype), before).to(o.dtype)
 
     def decays(self, *inputs: Any) -> Tensor:

@@ -83,7 +83,7 @@ class ShortConvolution(Limited, nn.Module):
             state: the inputs before `x`; holds the last ones of `x` after the call.
             cu_seqlens: `[N + 1]` borders of packed documents; nothing crosses a border.
         """
-        x, known = self._after_state(x, state, cu_seqlens)
+        x, known, cu_seqlens = self._after_state(x, state, cu_seqlens)
         y = short_convolution(
             x, self.weight, self.bias, activation=self.activation, cu_seqlens=cu_seqlens, backend=self.backend
         )
@@ -105,22 +105,22 @@ class ShortConvolution(Limited, nn.Module):
         """
         if self.bias is not None or self.activation != "silu":
             raise UserError("queries, keys and values are convolved without bias and with SiLU")
-        x, known = self._after_state(x, state, cu_seqlens)
+        x, known, cu_seqlens = self._after_state(x, state, cu_seqlens)
         q, k, v = qkv_convolution(x, self.weight, n_heads, key_dim, cu_seqlens=cu_seqlens, backend=self.backend)
         return (q[:, known:], k[:, known:], v[:, known:]) if known else (q, k, v)
 
     def _after_state(
         self, x: Tensor, state: ShortConvolutionState | None, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, int]:
-        """`x` after the tokens of the state, if there is one, and their number. Updates the state."""
+    ) -> tuple[Tensor, int, Tensor | None]:
+        """`x` after the tokens of the state, if there is one, their number, and borders in both. Updates the state."""
         if state is None:
-            return x, 0
+            return x, 0, cu_seqlens
         known = self.kernel_size - 1
         last = state.last if state.piece is None else state.piece.before(x, known)
         x = torch.cat((last.to(x.dtype), x), dim=1)
         # A copy: a view would keep all of x in memory.
         state.last = x[:, x.shape[1] - known :].to(state.last.dtype, copy=True)
-        return x, known
+        return x, known, state.piece.borders(cu_seqlens, known) if state.piece else cu_seqlens
 
 
 def optional_convolution(

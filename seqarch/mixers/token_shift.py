@@ -45,17 +45,18 @@ def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: 
     Args:
         x: the sequence.
         state: the token before `x`; holds the last token of `x` after the call.
-        cu_seqlens: `[N + 1]` borders of packed documents; the first row of each is zero.
+        cu_seqlens: `[N + 1]` borders of packed documents, in the whole row; the first token of each sees zeros.
     """
+    start = 0
     first = None if state is None else state.last[:, None].to(x.dtype)
     if state is not None and state.piece is not None:
-        first = state.piece.before(x, 1)
+        first, start = state.piece.before(x, 1), state.piece.start
     # The compiler fuses a pad with what follows, but not cat.
     shifted = torch.constant_pad_nd(x, (0, 0, 1, -1)) if first is None else torch.cat((first, x[:, :-1]), dim=1)
     if state is not None:
         # A copy: a view would keep all of x in memory.
         state.last = x[:, -1].to(state.last.dtype, copy=True)
     if cu_seqlens is not None:
-        begins = document_positions(x, cu_seqlens=cu_seqlens) == 0
+        begins = document_positions(x, start=start, cu_seqlens=cu_seqlens) == 0
         shifted = shifted.masked_fill(begins[:, None], 0)
     return shifted

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from seqarch.arguments import Count, Interval, Limited, Positive
 from seqarch.errors import UserError, several, unknown
 from seqarch.kernels import linear_cross_entropy
-from seqarch.kernels.tensors import autocast_dtype, document_positions, longest_document
+from seqarch.kernels.tensors import autocast_dtype, document_positions, known_end
 from seqarch.mixers.base import Carry, Clock, Device, Losses, Mixer, MixerState, init_linear
 from seqarch.mixers.canon import Canon
 from seqarch.mixers.pieces import Piece
@@ -210,13 +210,13 @@ class SequenceLM(Limited, nn.Module):
             tokens: `[B, T]` token ids.
             targets: `[B, T]` ids of the next tokens; -100 is left out of the loss.
             state: from `init_state`; the call continues from it and updates it.
-            cu_seqlens: `[N + 1]` int32 borders of packed documents (B = 1).
+            cu_seqlens: `[N + 1]` int32 borders of packed documents (B = 1), with a `piece` of the whole row.
             reduction: "mean" over the targets, their "sum", or "none" for `[B, T]`.
             last_only: logits of the last position only.
             at: `[B, T]` bool; logits of these N positions only.
             run_block: calls a block with the arguments that follow it; a compiled function, for instance.
             added: factor of the losses that mixers add, in training; `None` for the loss without them.
-            piece: which piece of sequences that several processes share `tokens` is; then without state and documents.
+            piece: which piece of sequences that several processes share `tokens` is; then without state.
 
         Returns:
             The loss in nats, or logits `[B, T, V]` (`[B, 1, V]` with `last_only`, `[N, V]` with `at`).
@@ -295,8 +295,7 @@ class SequenceLM(Limited, nn.Module):
     def _embed(self, tokens: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
         x = self.embedding(tokens)
         if self.positions is not None:
-            if isinstance(offset, int):
-                self._check_positions(offset + (longest_document(tokens, cu_seqlens) or 0))
+            self._check_positions(known_end(tokens, offset, cu_seqlens))
             x = x + self.positions(document_positions(tokens, start=offset, cu_seqlens=cu_seqlens))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)

@@ -29,6 +29,11 @@ CURES = {
         "or do not define split: one process then waits for the state of the other",
         PIECES,
     ),
+    "test_processes_share_packed_documents": (
+        "with a piece, cu_seqlens has the borders of the whole row: piece.borders makes those in the piece of them; "
+        "piece.entering, leaving and carried pass states only within a document",
+        "or do not define split: training with documents in pieces is then refused",
+    ),
     "test_packed_documents": (
         "start anew at each border: seqarch.kernels.packed.each_document runs a recurrence on each document; "
         "ShortConvolution and the kernels take cu_seqlens",

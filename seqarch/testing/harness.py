@@ -125,25 +125,26 @@ class MixerHarness:
         state = mixer.init_state(batch, max_length or length, inputs.x.device, inputs.x.dtype)
         return torch.cat([self.run(mixer, piece, state=state) for piece in inputs.cut(pieces)], dim=1)
 
-    def run_shared(self, mixer: Mixer, inputs: Inputs) -> Tensor:
-        """The output of a sequence whose halves are read at the same time, as two processes that share it read them."""
+    def run_shared(self, mixer: Mixer, inputs: Inputs, processes: int = 2, cu_seqlens: Tensor | None = None) -> Tensor:
+        """The output of a sequence whose pieces are read at the same time, as processes that share it read them."""
         batch, total = inputs.x.shape[:2]
-        board, halves = Board(2), inputs.cut([total // 2] * 2)
+        length = total // processes
+        board, parts = Board(processes), inputs.cut([length] * processes)
 
         def read(rank: int) -> Tensor:
-            half = halves[rank]
-            piece = SharedPiece(rank, 2, total // 2, board=board)
-            state = state_before(mixer, piece, batch, half.x.device, half.x.dtype)
+            part = parts[rank]
+            piece = SharedPiece(rank, processes, length, board=board)
+            state = state_before(mixer, piece, batch, part.x.device, part.x.dtype)
             if state.piece is not None:
-                return self.run(mixer, half, state=state)
-            layer = lambda x, state: self.run(mixer, Inputs(x, half.carry), state=state)  # noqa: E731
-            return in_turn(layer, half.x, piece, {"state": state})
+                return self.run(mixer, part, state=state, cu_seqlens=cu_seqlens)
+            layer = lambda x, state: self.run(mixer, Inputs(x, part.carry), state=state)  # noqa: E731
+            return in_turn(layer, part.x, piece, {"state": state})
 
         return torch.cat(board.run(read), dim=1)
 
     def run_documents(self, mixer: Mixer, inputs: Inputs, documents: Sequence[int]) -> Tensor:
-        """The output of each document of a packed row, each run by itself."""
-        return torch.cat([self.run(mixer, piece) for piece in inputs.cut(documents)], dim=1)
+        """The output of each document of a packed row, each that is not empty run by itself."""
+        return torch.cat([self.run(mixer, piece) for piece in inputs.cut([*filter(None, documents)])], dim=1)
 
     @staticmethod
     def with_gradients(mixer: Mixer, inputs: Inputs, output: Tensor, size: float = 1.0) -> dict[str, Tensor]:

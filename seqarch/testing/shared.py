@@ -51,7 +51,7 @@ class Board:
 
 @dataclasses.dataclass(frozen=True)
 class SharedPiece(Piece):
-    """One of two pieces. Tensors keep their gradients from thread to thread."""
+    """One of several pieces, or of two where they are read in turn. Tensors keep their gradients between threads."""
 
     board: Board = dataclasses.field(kw_only=True)
 

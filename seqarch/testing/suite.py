@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from seqarch.mixers.base import CAPABILITIES, Losses, Mixer, MixerState, Scale
+from seqarch.mixers.pieces import waits
 from seqarch.testing.compare import (
     assert_all_close,
     assert_close,
@@ -105,6 +106,21 @@ class MixerSuite(MixerHarness):
             whole = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
             shared = self.with_gradients(mixer, inputs, self.run_shared(mixer, inputs))
             assert_all_close(f"T={length} shared by two processes", shared, whole, self.tolerance)
+
+    def test_processes_share_packed_documents(self, configuration: Configuration) -> None:
+        self.require(configuration, "packed")
+        mixer = self.require(configuration, "decode")
+        if waits(mixer):
+            pytest.skip(f"{self.mixer.__name__} has no state that splits (MixerState.split)")
+        quarter = max(self.lengths) // 4
+        most, part = 2 * quarter, quarter // 3
+        # one ends where a piece ends, one is empty, one is longer than a piece, one crosses the middle by a token
+        for processes, documents in ((4, (quarter, 0, part, most, quarter - part)), (2, (most + 1, most - 1))):
+            inputs = self.inputs(mixer, configuration, 1, sum(documents))
+            alone = self.with_gradients(mixer, inputs, self.run_documents(mixer, inputs, documents))
+            output = self.run_shared(mixer, inputs, processes, borders(documents))
+            shared = self.with_gradients(mixer, inputs, output)
+            assert_all_close(f"documents of {documents} shared by {processes} processes", shared, alone, self.tolerance)
 
     def test_packed_documents(self, configuration: Configuration) -> None:
         mixer = self.require(configuration, "packed")

@@ -35,18 +35,18 @@ def check_pieces(lm: SequenceLM, piece: Piece, document_mask: bool, sequence_len
         document_mask: `data.document_mask`.
         sequence_length: `data.sequence_length`.
     """
-    if document_mask:
-        raise UserError("data.document_mask does not go with context of fsdp2 yet: set one of them to its default")
     if sequence_length % piece.size:
         processes = f"{piece.size} processes (context of fsdp2) cannot share it equally"
         raise UserError(f"data.sequence_length is {sequence_length}, and {processes}: make it a multiple")
     check_capability(lm, "decode", "context of fsdp2")
     layers: Any = [layer for block in lm.blocks for layer in (block.mixer, block.feed_forward) if layer is not None]
-    in_turn = [each for each in layers if waits(each)]
-    if names := dict.fromkeys(type(each).__name__ for each in in_turn):
+    if names := ", ".join(dict.fromkeys(type(each).__name__ for each in layers if waits(each))):
+        rule = "a rule that joins pieces (MixerState.split)"
+        if document_mask:
+            raise UserError(f"data.document_mask with context of fsdp2 needs {rule}, which {names} lacks: leave it out")
         rank_zero_warn(
-            f"the processes that share a sequence (context of fsdp2) run {', '.join(names)} one after the other, "
-            "since the state has no rule that joins pieces (MixerState.split)",
+            f"the processes that share a sequence (context of fsdp2) run {names} one after the other, "
+            f"since the state lacks {rule}",
             category=SeqarchWarning,
         )
 

@@ -274,12 +274,15 @@ class LanguageModel(Limited, L.LightningModule):
             if self.piece is not None:
                 parts = map(self.piece.cut, parts)
             return self.built()(*parts, added=1.0, piece=self.piece)
-        rows = (rows.reshape(1, -1) for rows in (tokens[:, :-1], batch["targets"]))
+        rows = [rows.reshape(1, -1) for rows in (tokens[:, :-1], batch["targets"])]
         cu_seqlens = bound_documents(cu_seqlens, tokens.shape[1] - 1)
-        n_targets = (batch["targets"] != NO_TARGET).sum()  # the batch's weight in a mean over the step's targets
-        loss = self.built()(*rows, cu_seqlens=cu_seqlens, reduction="sum", added=n_targets)
-        self.built().added = {name: each * batch["loss_scale"] for name, each in self.built().added.items()}
-        return loss * batch["loss_scale"]
+        n_targets, scale = (rows[1] != NO_TARGET).sum(), batch["loss_scale"]  # the weight in the mean of the step
+        piece = self.piece and self.piece.of_row(rows[0].shape[1])
+        if piece is not None:  # the trainer takes the mean over processes, and each has the losses of its piece
+            rows, n_targets, scale = [piece.cut(each) for each in rows], n_targets / piece.size, scale * piece.size
+        loss = self.built()(*rows, cu_seqlens=cu_seqlens, reduction="sum", added=n_targets, piece=piece)
+        self.built().added = {name: each * scale for name, each in self.built().added.items()}
+        return loss * scale
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
         # What a mixer's loss draws depends on the step only, so that a resumed run draws the same.

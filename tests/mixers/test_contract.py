@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.mixers.attention import Attention
-from seqarch.mixers.base import Mixer
+from seqarch.mixers.base import Mixer, MixerState
 from seqarch.mixers.mamba1 import Mamba1
 from seqarch.model import GeGLU, SequenceLM
 from seqarch.testing import MixerSuite
@@ -152,4 +152,4 @@ def test_a_mixer_is_given_what_its_forward_names() -> None:
         assert Everything(8, 0, 1).arguments(**given, carry={}) == {**rest, "carry": {}}
         assert Anything(8, 0, 1).arguments(**given, carry={}) == rest
     with pytest.raises(UserError, match="a state continues one sequence"):
-        Everything(8, 0, 1).arguments(state=1, cu_seqlens=borders)
+        Everything(8, 0, 1).arguments(state=MixerState(), cu_seqlens=borders)

@@ -77,6 +77,11 @@ CASES: dict[str, tuple[str, dict]] = {
 }
 
 
+PACKED = ("Mamba2", "RWKV7", "window")
+"""Cases that read documents too; `MixerSuite` compares all mixers, in threads."""
+DOCUMENTS = torch.tensor([0, 10, 40, 40, 72], dtype=torch.int32)
+
+
 def build(case):
     name, options = CASES[case]
     mixer = RunningMean if name == "in turn" else load_mixer(name)
@@ -93,6 +98,11 @@ def build(case):
 def rows():
     tokens = torch.randint(0, 50, (2, LENGTH + 1), generator=torch.Generator().manual_seed(1))
     return tokens[:, :-1], tokens[:, 1:]
+
+
+def row():
+    """Both rows as one of documents, of which one crosses the middle."""
+    return [each.reshape(1, -1) for each in rows()]
 
 
 def loss_and_gradients(lm, inputs, targets, **options):
@@ -116,6 +126,11 @@ def run(rank, port, path):
         results[case] = loss_and_gradients(lm, *map(piece.cut, rows()), piece=piece)
         with torch.no_grad():
             results[case]["loss without gradients"] = lm(*map(piece.cut, rows()), piece=piece)
+        if case in PACKED:
+            lm.zero_grad()
+            own = piece.of_row(2 * LENGTH)
+            found = loss_and_gradients(lm, *map(own.cut, row()), cu_seqlens=DOCUMENTS, piece=own)
+            results[case] |= {f"documents: {name}": value for name, value in found.items()}
         for value in results[case].values():
             dist.all_reduce(value.div_(2))
     dist.destroy_process_group()
@@ -153,6 +168,9 @@ def run_both(path):
 def test_two_processes_with_a_half_each_are_one(case, results):
     expected = loss_and_gradients(build(case), *rows())
     expected["loss without gradients"] = expected["loss"]
+    if case in PACKED:
+        found = loss_and_gradients(build(case), *row(), cu_seqlens=DOCUMENTS)
+        expected |= {f"documents: {name}": value for name, value in found.items()}
     assert results[case].keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(results[case][name], value, rtol=0, atol=1e-13, msg=f"{case}: {name}")

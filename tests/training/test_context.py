@@ -1,9 +1,21 @@
 """Processes that share each sequence train like one process, which can continue the run."""
 
+import copy
 import json
 
 import pytest
+import torch
 
+from seqarch.data.packing import as_documents
+from seqarch.errors import UserError
+from seqarch.mixers.attention import Attention
+from seqarch.mixers.base import MixerState
+from seqarch.mixers.pieces import Piece
+from seqarch.model import SequenceLM
+from seqarch.model.feed_forward import RWKVChannelMix
+from seqarch.testing.shared import Board, SharedPiece
+from seqarch.training import LanguageModel
+from seqarch.training.checks import check_pieces
 from tests import processes
 from tests.conftest import MODEL, TINY, flags
 from tests.training.test_distributed import RECURRENT, assert_alike, losses, one_process, train  # noqa: F401
@@ -51,18 +63,51 @@ def test_two_pairs_of_processes_train_like_one(shards, tmp_path, one_process):  
     assert_alike(losses(tmp_path / "run"), one_process())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"data.sequence_length": 47}, "data.sequence_length is 47, and 2 processes"),
-        ({"data.document_mask": "true"}, "data.document_mask does not go with context of fsdp2"),
-    ],
-)
-def test_what_pieces_cannot_do_is_refused(shards, tmp_path, options, message):
-    args = flags(**{**TINY, **MODEL, **SHARED, "data.root": shards, "run_dir": tmp_path / "run", **options})
-    ranks = processes.fit_in_two(args, tmp_path / "logs")
-    assert [rank.returncode for rank in ranks] == [2, 2]
-    assert message in ranks[0].stderr
+class Weighed(Attention):
+    """Adds a loss that is a mean over tokens."""
+
+    def forward(self, x, *, losses=None, **options):
+        if losses is not None:
+            losses["size"] = x.square().mean()
+        return super().forward(x, **options)
+
+
+def test_documents_in_pieces_have_the_training_loss_of_the_whole_row():
+    """Four threads stand for processes, of which the trainer takes the mean."""
+    torch.manual_seed(0)
+    tokens = torch.randint(50, (2, 17))
+    segments = torch.tensor([[1] * 5 + [2] * 12, [1] * 14 + [0] * 3], dtype=torch.int32)
+    batch = {"tokens": tokens, **as_documents(tokens, segments, 8)}
+    mixers = {"mixer": lambda d, i, n: Weighed(d, i, n, n_heads=2)}
+    module = LanguageModel(vocab_size=50, d_model=16, n_layers=2, mixers=mixers, feed_forward=RWKVChannelMix)
+    module.configure_model()
+    module.double()
+
+    def read(rank):
+        own = copy.copy(module)
+        own.piece = SharedPiece(rank, 4, 4, board=board)
+        return own.loss(batch)
+
+    board = Board(4)
+    shared, whole = torch.stack(board.run(read)).mean(), module.loss(batch)
+    torch.testing.assert_close(shared, whole)
+    gradients = (torch.autograd.grad(loss, [*module.parameters()]) for loss in (shared, whole))
+    torch.testing.assert_close(*gradients)
+
+
+class InTurn(Weighed):
+    def init_state(self, *like):
+        return MixerState()
+
+
+def test_what_pieces_cannot_do_is_refused():
+    lm = SequenceLM(50, 16, 1, {"mixer": lambda d, i, n: InTurn(d, i, n, n_heads=2)})
+    with pytest.raises(
+        UserError, match=r"data.sequence_length is 47, and 2 processes \(context of fsdp2\) cannot share"
+    ):
+        check_pieces(lm, Piece(0, 2, 24), False, 47)
+    with pytest.raises(UserError, match=r"needs a rule that joins pieces \(MixerState.split\), which InTurn lacks"):
+        check_pieces(lm, Piece(0, 2, 24), True, 48)
 
 
 @pytest.mark.parametrize(("count", "strategy"), [(2, "fsdp2"), (4, STRATEGY)])
