@@ -174,9 +174,8 @@ def command_section(title: str, parser: ArgumentParser, about: str, level: str =
         if not rows:
             continue
         if (group.title or "") not in ("options", "positional arguments"):
-            part = group._group_actions[0].dest
-            yield f"{level}# {title}: `{part}`"
-            yield _cell((group.title or "") + ".")
+            yield f"{level}# {title}: `{group.title}`"
+            yield _cell(group.description or "")
         yield "\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows])
     for action in parser._actions:
         if isinstance(action.choices, dict):

@@ -152,7 +152,7 @@ def check_fields(self: Any) -> None:
 
 def check_limits(name: str, value: Any, hint: Any) -> None:
     """Raise `UserError` for a value outside of its `Limit`, also inside a list or mapping."""
-    for kind in _kinds(hint):
+    for kind in parts_of(hint):
         inside = get_args(kind)
         if get_origin(kind) is Annotated:
             for limit in inside[1:]:
@@ -168,7 +168,7 @@ def check_limits(name: str, value: Any, hint: Any) -> None:
 
 def _check_choice(name: str, value: Any, hint: Any) -> None:
     if isinstance(value, str) and _has_literal(hint) and str not in kinds_of(hint):
-        choices = [str(choice) for kind in _kinds(hint) if get_origin(kind) is Literal for choice in get_args(kind)]
+        choices = [str(choice) for kind in parts_of(hint) if get_origin(kind) is Literal for choice in get_args(kind)]
         choices += ["null"] * (NoneType in kinds_of(hint))
         if value not in choices:
             raise UserError(f"{name} must be {one_of(choices)}, not {value}")
@@ -177,7 +177,7 @@ def _check_choice(name: str, value: Any, hint: Any) -> None:
 @functools.cache
 def kinds_of(hint: Any) -> tuple[Any, ...]:
     """The types of a union, or the one type, without limits of numbers."""
-    return tuple(get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in _kinds(hint))
+    return tuple(get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in parts_of(hint))
 
 
 @functools.cache
@@ -190,10 +190,11 @@ def has_limits(hint: Any) -> bool:
 
 
 def _has_literal(hint: Any) -> bool:
-    return any(get_origin(kind) is Literal for kind in _kinds(hint))
+    return any(get_origin(kind) is Literal for kind in parts_of(hint))
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
+def parts_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 

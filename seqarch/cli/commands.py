@@ -11,6 +11,7 @@ from seqarch.cli import bench, checkpoint, eval, exam, export, generate, mixer_l
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, check_known, say, several
+from seqarch.experiment.help import Parser
 from seqarch.plugins import entries, import_entry, named, split_flags
 from seqarch.runs.files import refuse_place
 from seqarch.tables import listed
@@ -35,7 +36,7 @@ class Command:
 
     def parser(self, prog: str) -> ArgumentParser:
         """A new parser of its arguments."""
-        parser = ArgumentParser(prog=prog, description=self.help, exit_on_error=False)
+        parser = Parser(prog=prog, description=self.help)
         self.add_arguments(parser)
         return parser
 

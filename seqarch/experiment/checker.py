@@ -142,12 +142,17 @@ def options_of(parser: Any) -> dict[str, Option]:
     options = {}
     for action in parser._actions:
         flag = next((string for string in action.option_strings if string.startswith("--")), action.dest.upper())
-        plain = action.type if action.option_strings and not action.nargs else None
-        hint = getattr(action, "_typehint", None) or plain or Any
+        hint = hint_of(action)
         if action.dest.rpartition(".")[2] != "help" and not isinstance(action, argparse._SubParsersAction):
             hint = list[hint] if action.nargs in SEVERAL and action.option_strings else hint
             options[action.dest] = Option(hint, action.required and action.nargs != "*", flag, action.default)
     return options
+
+
+def hint_of(action: argparse.Action) -> Any:
+    """The type of the value of an option."""
+    plain = action.type if action.option_strings and not action.nargs else None
+    return getattr(action, "_typehint", None) or plain or Any
 
 
 @functools.cache
@@ -224,7 +229,7 @@ class _Reader(NamedTuple):
             return "null"  # None would be an unset option
         if (items := self._items(kinds, tree, key)) is not None:
             return items
-        bases = {base: caller_gives for base, caller_gives in map(_class_of, kinds) if base}
+        bases = {base: caller_gives for base, caller_gives in map(class_of, kinds) if base}
         spec = {"class_path": tree} if isinstance(tree.value, str) else tree.entries()
         named = spec.get("class_path")
         is_name = named is None or (isinstance(named.value, str) and re.fullmatch(r"[^\W\d][\w.]*", named.value))
@@ -336,11 +341,11 @@ def _check_command(commands: Any, words: Sequence[str], done: bool) -> None:
         raise UserError(f"missing command: expected {one_of(list(commands.choices))}")
 
 
-def _class_of(kind: Any) -> tuple[type | None, int]:
+def class_of(kind: Any) -> tuple[type | None, int]:
     """The class that a name or mapping describes, and the number of its first arguments that the caller gives."""
     if typing.get_origin(kind) is collections.abc.Callable and typing.get_args(kind):
         arguments, kind = typing.get_args(kind)
-        return _class_of(kind)[0], 0 if arguments is ... else len(arguments)
+        return class_of(kind)[0], 0 if arguments is ... else len(arguments)
     ours = isinstance(kind, type) and kind.__module__.partition(".")[0] not in sys.stdlib_module_names
     return (kind, 0) if ours and not issubclass(kind, (str, int, float, enum.Enum)) else (None, 0)
 
@@ -369,7 +374,7 @@ def _kind(kind: Any) -> str:
         return f"a tuple with {len(inner)} elements"
     if origin in MAPPINGS:
         return "a mapping, such as {name: value}"
-    if base := _class_of(kind)[0]:
+    if base := class_of(kind)[0]:
         return f"{base.__name__}, as NAME or {{class_path: NAME, init_args: ...}}"
     return KINDS.get(kind) or getattr(kind, "__name__", str(kind))
 

@@ -15,6 +15,7 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.evaluation.registry import import_tasks
 from seqarch.experiment.checker import HELP, check_words, parse_tree
 from seqarch.experiment.compose import PRINT, compose
+from seqarch.experiment.help import Parser
 from seqarch.mixers.registry import import_parts
 from seqarch.plugins import ALLOW_CODE, FLAG, trust
 from seqarch.training import LanguageModel
@@ -42,7 +43,7 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
     import_parts()
     import_tasks()
     header = [f"seqarch=={seqarch.__version__}"]
-    parser = ArgumentParser(prog=prog, usage=usage, description=description, exit_on_error=False, dump_header=header)
+    parser = Parser(prog=prog, usage=usage, description=description, dump_header=header)
     all_of_them = "show this message with all options of Lightning's trainer and exit"
     parser.add_argument("--help_all", action="help", dest="help", help=all_of_them)
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="recipe: a file, or the name of a bundled one")
@@ -60,6 +61,8 @@ def build_parser(prog: str, usage: str | None = None, description: str | None = 
         FROM, type=str | None, help="run or checkpoint to go on from, with its recipe, its optimizer and unseen text"
     )
     parser.add_argument("--ckpt_path", type=str | None, help="checkpoint to resume from, or to measure")
+    for group in parser._action_groups[2:]:  # after the positional arguments and the options without a section
+        group.title, group.description = group._group_actions[0].dest, f"{group.title}."
     return parser
 
 

@@ -49,6 +49,39 @@ def test_help_of_fit_has_our_options_and_on_request_those_of_the_trainer(flag, c
         assert bool(re.search(f"--{option}[ ,]", said)) == (flag == "--help_all")
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (
+            ["--help"],
+            [
+                "--data.num_workers INT loader processes; 0 reads in the training process (in 0..256; default 0)",
+                "--model.betas [ITEM,...] AdamW's decay rates (default [0.9, 0.95])",
+                "--model.d_model INT width of the residual stream (required; at least 1)",
+                "--model.tie_embeddings {true,false} whether the head shares the embedding's weights (default true)",
+                "--data.ood LIST domains that are only evaluated",
+                "--data.train MAPPING training domains",
+                "`null` for none (GELUMLP, GeGLU, SwiGLU, RWKVChannelMix, RWKVGatedChannelMix)",
+                "train_loss: Logs `loss/train`, `learning_rate` and `gradient_norm`. --train_loss.every_n_steps INT",
+            ],
+        ),
+        (
+            ["--model.mixers.help", "Top1Chunk"],
+            ["--model.mixers.chunk_size INT tokens in a chunk, C (at least 1; default"],
+        ),
+    ],
+)
+def test_help_says_what_an_option_means_takes_and_is_by_default(asked, expected, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["fit", *asked])
+    said = " ".join(capsys.readouterr().out.split())
+    assert [text for text in expected if text not in said] == []
+    assert (
+        re.findall(r"type: |Annotated|Union|Optional|default: |null[),]|\+ [A-Z]|CLASS_PATH|configuration file", said)
+        == []
+    )
+
+
 @pytest.fixture(scope="module")
 def script():
     return completion()

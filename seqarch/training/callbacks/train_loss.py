@@ -11,9 +11,10 @@ from seqarch.training.callbacks.base import EveryNSteps, log
 
 
 class TrainLoss(EveryNSteps):
-    """Logs `loss/train` (nats per token, the mean over the steps since the last row), `learning_rate` and
-    `gradient_norm` (before clipping), both of the step that ends the row. What mixers add to the loss is in it, and is
-    `loss/train/NAME` too.
+    """Logs `loss/train`, `learning_rate` and `gradient_norm`.
+
+    The loss is in nats per token, the mean over the steps since the last row. What mixers add to it is in it, and is
+    `loss/train/NAME` too. Rate and norm (before clipping) are those of the step that ends the row.
 
     Its sums go into checkpoints, so that a resumed run writes the same rows as an uninterrupted one.
 
