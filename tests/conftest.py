@@ -1,3 +1,4 @@
+import functools
 import gc
 import importlib.util
 import json
@@ -8,7 +9,7 @@ import filelock
 import pytest
 import torch
 
-from seqarch import cli
+from seqarch import cli, versions
 from seqarch.data import verified
 from seqarch.data.prepare import prepare
 from tests.processes import SAMPLE
@@ -129,6 +130,14 @@ def matches_are_remembered_elsewhere(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verified")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verified, "memory_folder", lambda: folder)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def git_is_asked_once():
+    """Each run notes the commit: for hundreds of small runs git would compare all files as often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.training.run_folder.commit", functools.cache(versions.commit))
         yield
 
 

@@ -5,6 +5,7 @@ a CPU it leaves no thread, which a fork would lose.
 """
 
 import contextlib
+import functools
 import io
 import json
 import tempfile
@@ -13,16 +14,18 @@ from unittest.mock import patch
 
 import torch
 
-from seqarch import cli
+from seqarch import cli, versions
 from seqarch.data.prepare import prepare
 from seqarch.evaluation import recall
 from seqarch.exam import pool
 from seqarch.experiment import run
+from seqarch.training import run_folder
 from tests.conftest import MODEL, TINY, flags
 from tests.processes import SAMPLE
 from tests.texts import code, prose
 
 recall.SAMPLE = SAMPLE
+run_folder.commit = functools.cache(versions.commit)
 pool.START = "fork"  # a spawned process would import PyTorch again
 run.report = lambda runs, out: [out / "index.html"]  # pyright: ignore - figures take longer than the run
 torch.set_num_threads(1)
