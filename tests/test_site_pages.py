@@ -99,7 +99,7 @@ def test_the_notebook_shows_no_paths_of_a_machine():
 
 
 def test_the_notebook_runs(tmp_path, monkeypatch):
-    """Its cells in one process, with fewer steps and seeds and without reports."""
+    """Its cells in one process, with fewer steps, seeds and branches and without reports."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("seqarch.experiment.run.report", lambda runs, out: [out / "index.html"])
     space = vars(sys.modules["__main__"])
@@ -107,6 +107,8 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     try:
         for cell in notebook.code_cells(hooks.NOTES):
             fewer = re.sub(r"^STEPS = \d+", "STEPS = 24", cell, flags=re.MULTILINE).replace("(0, 1)", "(0,)")
+            fewer = re.sub(r'(?<=branches.at": ).*', "[0.5],", fewer)
+            fewer = re.sub(r'(?<=ood_loss.at": ).*', "[0.5, 1.0],", fewer)
             exec(fewer, space)
         assert space["comparison"].findings.comparisons["causal_mean"].finished is not None
     finally:
