@@ -1,13 +1,93 @@
-"""Records of runs: what a report needs of finished models comes back from the archives, byte by byte."""
+"""Records of an exam's runs come back from archives byte by byte; a script tabulates finished models and their gaps."""
+
+from __future__ import annotations
 
 import json
 import runpy
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-RECORDS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks/exam_records.py"))
-PACK, UNPACK = RECORDS["pack"], RECORDS["unpack"]
+from benchmarks.budget_tables import compared, ranks
+from benchmarks.exam_records import pack, unpack
+from seqarch.errors import UserError
+from seqarch.runs.layout import branch_path
+from seqarch.tables import read_csv
+from tests.report.runs_for_tests import write_run
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/budget_tables.py"
+
+
+@pytest.fixture
+def tabulate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs the script on an exam's folder."""
+
+    def run(exam: Path, out: Path, *options: str) -> None:
+        monkeypatch.setattr(sys, "argv", [SCRIPT.name, str(exam), str(out), "--reference", "base", *options])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+
+    return run
+
+
+def write_exam(exam: Path, branches: tuple[int, ...]) -> None:
+    """Two models, of which one has OOD losses 0.2 above the other's."""
+    for name, above in (("base", 0.0), ("other", 0.2)):
+        run = write_run(exam / name / "seed_0", name, gap=above, noise=0.0)
+        write_run(exam / name / "ladder/rate_1.00e-03/seed_0", "rate_1.00e-03", steps=100)
+        for steps in branches:
+            write_run(branch_path(run, steps), name, gap=above, steps=steps, noise=0.0)
+    for config in exam.rglob("config.yaml"):
+        config.write_text("model: {d_model: 8, learning_rate: 0.001}\n")
+
+
+def test_finished_models_and_their_gaps(tmp_path: Path, tabulate: Callable[..., None]) -> None:
+    write_exam(tmp_path / "small", (100, 200))
+    out = tmp_path / "tables"
+    tabulate(tmp_path / "small", out)
+    tokens = [row["tokens"] for row in read_csv(out / "losses.csv") if row["model"] == "other"]
+    assert tokens == [str(steps * 4096) for steps in (100, 200, 400)]
+    rungs = [(row["model"], row["rate"]) for row in read_csv(out / "ladder.csv")]
+    assert rungs == [("base", "1.00e-03"), ("other", "1.00e-03")]
+    gaps = {row["domain"]: float(row["gap"]) for row in read_csv(out / "gaps.csv") if row["tokens"] == tokens[-1]}
+    assert gaps["code"] == pytest.approx(0.2, abs=2e-3)
+    assert gaps["mean"] == pytest.approx(0.23, abs=2e-3)  # code 0.2, legal 0.26
+    found = [(row["earlier"], row["later"], row["same_sign"]) for row in read_csv(out / "ranks.csv")]
+    assert found == [(earlier, tokens[-1], "1") for earlier in tokens[:2]]
+    assert all((out / f"{name}.png").is_file() for name in ("budgets", "scatter"))
+
+
+def test_some_domains_where_others_have_other_hold_outs(tmp_path: Path, tabulate: Callable[..., None]) -> None:
+    write_exam(tmp_path / "small", (100,))
+    for path in tmp_path.glob("small/other/**/run.json"):
+        entropies = {"docs": 3.125, "code": 3.0, "legal": 3.2}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "unigram_entropy": entropies}))
+    for path in tmp_path.glob("small/base/**/run.json"):
+        entropies = {"docs": 3.125, "code": 3.0, "legal": 3.0}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "unigram_entropy": entropies}))
+    with pytest.raises(UserError, match=r"hold-outs of 'legal' differ.*set --domains to the others"):
+        tabulate(tmp_path / "small", tmp_path / "out")
+    tabulate(tmp_path / "small", tmp_path / "out", "--domains", "code")
+    assert "legal" not in {row["domain"] for row in read_csv(tmp_path / "out/gaps.csv")}
+
+
+def test_ranks_count_the_reference_as_zero_and_leave_out_its_other_rates() -> None:
+    gaps = {1: {"a": 0.2, "b": -0.1, "c": 0.1}, 2: {"a": 0.2, "b": 0.1, "c": -0.1, "new": 3.0}}
+    gaps[1]["base-rate=2"] = gaps[2]["base-rate=2"] = -9.0
+    rows = [
+        {"run": run, "tokens": str(tokens), "domain": domain, "gap": str(gap * (domain == "mean"))}
+        for tokens, found in gaps.items()
+        for run, gap in found.items()
+        for domain in ("docs", "mean")
+    ]
+    # a 0.2, c 0.1, base 0, b -0.1 become a, b, base, c: b and c change places, so 1 - 6 * (2² + 2²) / (4 * 15)
+    assert list(ranks(rows, "base")) == [(1, 2, 3, "0.2000", 1)]
+
+
+def test_models_without_a_gap_and_the_reference_at_other_rates_are_not_compared() -> None:
+    gaps = [{"run": run, "tokens": tokens} for run, tokens in (("a", "1"), ("a", "2"), ("base-3e-3", "1"), ("c", ""))]
+    assert compared(gaps, "base") == {"a"}
 
 
 def run_folder(path: Path, status: str) -> Path:
@@ -36,9 +116,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_finished_models_come_back_without_checkpoints_and_events(exam, tmp_path):
-    archives = PACK(exam, tmp_path / "records")
+    archives = pack(exam, tmp_path / "records")
     assert [path.name for path in archives] == ["A-seed_0.tar.xz", "B-seed_1.tar.xz"]
-    UNPACK(tmp_path / "records", tmp_path / "back")
+    unpack(tmp_path / "records", tmp_path / "back")
     left = {name: data for name, data in contents(exam).items() if not name.startswith("C/")}
     kept = {name: data for name, data in left.items() if "checkpoints" not in name and "tensorboard" not in name}
     assert contents(tmp_path / "back") == kept
@@ -46,13 +126,13 @@ def test_finished_models_come_back_without_checkpoints_and_events(exam, tmp_path
 
 
 def test_the_same_runs_give_the_same_bytes(exam, tmp_path):
-    first = [path.read_bytes() for path in PACK(exam, tmp_path / "records")]
-    UNPACK(tmp_path / "records", tmp_path / "back")
-    assert [path.read_bytes() for path in PACK(tmp_path / "back", tmp_path / "again")] == first
+    first = [path.read_bytes() for path in pack(exam, tmp_path / "records")]
+    unpack(tmp_path / "records", tmp_path / "back")
+    assert [path.read_bytes() for path in pack(tmp_path / "back", tmp_path / "again")] == first
 
 
 def test_a_run_that_is_there_stays_as_it_is(exam, tmp_path):
-    PACK(exam, tmp_path / "records")
+    pack(exam, tmp_path / "records")
     (exam / "A/seed_0/curves.csv").write_text("newer")
-    assert UNPACK(tmp_path / "records", exam) == []
+    assert unpack(tmp_path / "records", exam) == []
     assert (exam / "A/seed_0/curves.csv").read_text() == "newer"

@@ -6,6 +6,7 @@ import itertools
 import runpy
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -101,6 +102,7 @@ def test_records_give_the_published_files(tmp_path: Path, monkeypatch: pytest.Mo
     records["merge"](ROOT / "plugins/seqarch-zoo/benchmarks/exam_small", tmp_path / "exam")
     arguments = [str(tmp_path / "exam"), str(tmp_path / "tables"), "--reference", "transformer_pp"]
     monkeypatch.setattr(sys, "argv", ["budget_tables.py", *arguments])
+    monkeypatch.setattr("seqarch.report.Comparison.figures", MagicMock())
     runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
     for name in ("gaps", "losses", "ranks"):
         published = read_csv(results.RESULTS / f"fourteen/{name}.csv")

@@ -13,7 +13,7 @@ from seqarch_recall.settings import find_settings
 from benchmarks.recall_reasons import OPTIONS, VARIANTS, WIDTH, BaseConv, Variant, build, make
 from seqarch.tables import read_csv
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOKENS, PLACES = torch.arange(64).view(2, 32), torch.arange(32).expand(2, 32)
 
 
