@@ -7,10 +7,15 @@ from typing import Any
 
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, say
+from seqarch.runs.keys import flatten
 from seqarch.runs.layout import CURVES, EVALUATIONS, evaluation_paths, named_checkpoint, run_of, step_of
+from seqarch.runs.record import read_config
 
 TEXT = {"train", "shards", "sequence_length", "pack"}
 """What makes another order of other rows of the training text, which then begins at its start."""
+MEASURED = ("data.eval_", "data.ood", "ood_loss.tasks", "recall_probe.", "attention_entropy.")
+WHEN = (".every_n_steps", ".at")
+"""What the measurements depend on, by the beginnings of its keys, without what says when to measure."""
 
 
 def read_on(checkpoint: dict[str, Any], data: TextDataModule, origin: str) -> bool:
@@ -31,6 +36,29 @@ def read_on(checkpoint: dict[str, Any], data: TextDataModule, origin: str) -> bo
     more = progress["current"]["ready"] - state["sequences_per_step"] // state["sequences_per_micro_step"]
     progress["current"] = {what: count - more for what, count in progress["current"].items()}
     return False
+
+
+def measures_alike(noted: Mapping[str, Any], config: Mapping[str, Any], data: TextDataModule, origin: Path) -> bool:
+    """Whether a run measures what the run that it comes from has measured, if it has, so that both have one curve.
+
+    Args:
+        noted: what the checkpoint of the other run notes of its data.
+        config: of the new run.
+        data: of the new run.
+        origin: the other run.
+    """
+    if not (origin / CURVES).is_file():
+        return False
+    before, now = flatten(read_config(origin)), flatten(config)
+    keys = (key for key in before.keys() & now.keys() if key.startswith(MEASURED) and not key.endswith(WHEN))
+    changed = sorted(key for key in keys if before[key] != now[key])
+    held_out = noted.get("hold_outs", {})
+    changed += [
+        f"the hold-out of {name}" for name, sha in data.hold_out_checksums().items() if held_out.get(name, sha) != sha
+    ]
+    if changed:
+        say(f"{', '.join(changed)} differ from those of {origin}: its curves stay there")
+    return not changed
 
 
 def check_tokenizer(content: dict[str, Any], data: TextDataModule, origin: object) -> None:

@@ -36,7 +36,7 @@ from seqarch.runs.record import read_config, read_record, status, write_config, 
 from seqarch.training.callbacks.train_loss import TrainLoss
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
-from seqarch.training.going_on import check_tokenizer, copy_measurements, origin_of, read_on
+from seqarch.training.going_on import check_tokenizer, copy_measurements, measures_alike, origin_of, read_on
 from seqarch.training.lock import RunLock
 from seqarch.training.loggers import describe_to, ids_of
 from seqarch.training.provenance import Provenance
@@ -102,7 +102,8 @@ class RunFolder(L.Callback):
         else:
             pl_module.began = checkpoint["global_step"]
             origin = origin_of(self.config)
-            if origin and read_on(checkpoint, trainer.datamodule, str(origin)) and (origin / CURVES).is_file():
+            data = trainer.datamodule
+            if origin and read_on(checkpoint, data, str(origin)) and measures_alike(noted, self.config, data, origin):
                 self._origin, self._noted = origin, noted
         self._read_before = noted.get("sources", {})
         check_optimizer(checkpoint["optimizer_states"][0], pl_module.configure_optimizers()["optimizer"])

@@ -72,6 +72,21 @@ def test_the_rate_rises_again_and_an_interrupted_run_resumes(go_on):
     assert all(torch.equal(content(new)["state_dict"][name], each) for name, each in saved["state_dict"].items())
 
 
+def test_curves_hold_measurements_of_one_kind(parent, go_on, shards, tmp_path, capsys):
+    """Losses of other tokens, or means over other domains, do not go on in the curves of the other run."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/docs").symlink_to(shards / "docs")
+    prepare([shards / "docs.jsonl"], tmp_path / "own", "code", "byte", holdout=0.3, workers=1)
+    for name, options, said in (
+        ("a", {"data.eval_tokens": 48, "data.ood": "[]"}, "data.eval_tokens, data.ood differ from those of"),
+        ("b", {"data.root": tmp_path / "own"}, "the hold-out of code differ from those of"),
+    ):
+        new = go_on(name, **options, **{"trainer.max_steps": 5})
+        assert f"{said} {parent}: its curves stay there" in capsys.readouterr().out
+        assert {int(row["step"]) for row in curves(new)} == {5}
+        assert content(new)["TextDataModule"]["position"] == 2 * 5
+
+
 def test_other_text_begins_at_its_start_and_both_count_as_trained_on(parent, go_on, shards, tmp_path, capsys):
     file = tmp_path / "own.jsonl"
     file.write_text("".join(json.dumps({"text": f"own text {number} " * 30}) + "\n" for number in range(80)))
