@@ -46,7 +46,7 @@ def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tupl
         lm = module.built()
         lm.document_mask = bool(content.get("TextDataModule", {}).get("document_mask"))
         tokenizer = tokenizer_of(content)
-        _check(lm, tokenizer)
+        check_model(lm, tokenizer)
     return lm.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
@@ -65,7 +65,8 @@ def module_of(content: Mapping[str, Any], allow_code: Collection[str] = ()) -> L
     return build_module(parse_tree(model_parser(), tree, allow_code), allow_code)
 
 
-def _check(lm: SequenceLM, tokenizer: Tokenizer) -> None:
+def check_model(lm: SequenceLM, tokenizer: Tokenizer) -> None:
+    """Raise `UserError` for a model that lacks tokens of its tokenizer, or has a weight that is not finite."""
     if tokenizer.vocab_size > lm.vocab_size:
         raise UserError(f"its vocab_size is {lm.vocab_size}, but '{tokenizer.name}' has {tokenizer.vocab_size} tokens")
     for name, weight in lm.named_parameters():

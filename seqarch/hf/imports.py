@@ -1,6 +1,7 @@
 """Reads a folder of Hugging Face's transformers into a run folder without training."""
 
 import datetime
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from seqarch.data.tokenizer_files import find_tokenizer, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer, known_tokenizers
 from seqarch.errors import UserError, absent, check_known, refused
 from seqarch.experiment.experiment import Experiment
-from seqarch.experiment.load import module_of
+from seqarch.experiment.load import check_model, module_of
 from seqarch.hf.families import FAMILIES, family, of_mamba_ssm
 from seqarch.hf.fla import of_rwkv
 from seqarch.hf.model import SeqarchConfig
@@ -79,6 +80,8 @@ def import_model(
             content, own = _of_seqarch(config, weights, folder)
         else:
             content, own = _of_family(config, weights, folder), None
+        if not isinstance(length := content["TextDataModule"]["sequence_length"], int) or length < 1:
+            raise UserError(f"{folder / CONFIG} has sequence_length {length!r}: restore the number of tokens")
     if tokenizer is not None or own is None:
         own = find_tokenizer(str(folder) if tokenizer is None else tokenizer, eos_token, bos_token)
     elif (eos_token, bos_token) != (None, None):
@@ -123,9 +126,9 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for name in names:
         path = folder / name
-        home = folder.resolve()
+        home, real = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
         cache = home.parent.parent / "blobs"
-        if Path(name).name != name or (not path.resolve().is_relative_to(home) and path.resolve().parent != cache):
+        if Path(name).name != name or (not real.is_relative_to(home) and real.parent != cache):
             raise UserError(f"{name[:200]} leads out of the folder {folder}: weights lie in it")
         if path.is_file():
             weights |= read_safetensors(path)[1]
@@ -149,9 +152,6 @@ def _of_seqarch(
     files = {name.removeprefix(FILES): weights.pop(name) for name in list(weights) if name.startswith(FILES)}
     content = {**(config.get("seqarch") or {}), "state_dict": with_head(weights)}
     check_entries(content, folder / CONFIG)
-    length = content["TextDataModule"]["sequence_length"]
-    if not isinstance(length, int) or length < 1:
-        raise UserError(f"{folder / CONFIG} has sequence_length {length!r}: restore the number of tokens")
     for ours, theirs in (("vocab_size", "vocab_size"), ("tie_embeddings", "tie_word_embeddings")):
         content["hyper_parameters"][ours] = config.get(theirs, content["hyper_parameters"].get(ours))
     name = content["seqarch"]["tokenizer"]
@@ -195,8 +195,8 @@ def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[
     with refused("the weights are those of another model", RuntimeError, why=weights_of_another_model):
         module.load_state_dict(content["state_dict"])
     lm = module.built()
-    if tokenizer.vocab_size > lm.vocab_size:
-        raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} entries, more than the model's {lm.vocab_size:,}")
+    with refused("the model cannot be imported", UserError, why=True):
+        check_model(lm, tokenizer)
     recipe = {"run_dir": str(out), "model": content["hyper_parameters"], **({"data": data} if data else {})}
     config = Experiment.from_recipe(recipe).config
     path = checkpoint_path(out, content["global_step"])

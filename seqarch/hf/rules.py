@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError, one_of
+from seqarch.errors import UserError, one_of, refused
 
 Layout = Literal["same", "transposed", "depthwise", "broadcast"]
 """The published form: as here, a matrix `[in, out]`, a convolution `[channels, 1, size]` or a vector `[1, 1, n]`."""
@@ -163,7 +163,9 @@ def convert(
     for rule in rules:
         if missing := [name for name in rule.theirs if name not in left]:
             raise UserError(f"the weights lack {missing[0]}")
-        tensor = rule.to_ours([left.pop(name) for name in rule.theirs])
+        parts = [left.pop(name) for name in rule.theirs]
+        with refused(f"{' + '.join(rule.theirs)} is not of the shape that the family has", IndexError, RuntimeError):
+            tensor = rule.to_ours(parts)
         if tensor.shape != shapes.get(rule.ours):
             wanted = [*shapes[rule.ours]] if rule.ours in shapes else "nothing"
             raise UserError(f"{' + '.join(rule.theirs)} is {[*tensor.shape]}, but config.json asks for {wanted}")

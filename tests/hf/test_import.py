@@ -1,6 +1,7 @@
 """Published families, made by transformers with random weights: equal logits here, and back in their own names."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def changed(folder, **config):
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
         ("llama-2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn'"),
         ("llama-2", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ("llama-2", {"max_position_embeddings": "x"}, "has sequence_length 'x'"),
         ("llama-2", {"intermediate_size": 64}, r"up_proj|gate_proj"),
         ("mamba2-130m", {"n_groups": 2}, "n_groups 2"),
         ("mamba2-130m", {"num_heads": 4}, "num_heads 4"),
@@ -144,15 +146,23 @@ def test_unknown_missing_and_misshaped_tensors_are_named(tmp_path):
     published("llama-2", tmp_path / "published")
     file = tmp_path / "published/model.safetensors"
     weights = load_file(file)
-    norm = "model.layers.1.input_layernorm.weight"
+    norm, query = "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight"
     for wrong, said in (
         ({**weights, "model.layers.0.self_attn.sinks": torch.zeros(8)}, r"hold model\.layers\.0\.self_attn\.sinks"),
         ({name: each for name, each in weights.items() if name != norm}, rf"lack {norm}"),
         ({**weights, norm: torch.zeros(3)}, rf"{norm} is \[3\]"),
+        ({**weights, query: torch.tensor(1.0)}, rf"^{query} .* is not of the shape that the family has$"),
+        ({**weights, norm: weights[norm] * math.nan}, "its weight blocks.1.mixer_norm.weight is not finite"),
+        (None, "there is no file"),
     ):
-        save_file(wrong, file)
+        if wrong is None:
+            file.unlink()
+            file.symlink_to(file.name)
+        else:
+            save_file(wrong, file)
         with pytest.raises(UserError, match=said):
             import_model(tmp_path / "published", tmp_path / "run", tokenizer="byte")
+    assert not (tmp_path / "run").exists()
 
 
 @torch.no_grad()
