@@ -55,10 +55,11 @@ def wide(folder):
     rewritten(folder, tensors)
 
 
-def two_widths(folder):
+def in_two(folder, first, second):
+    """Two files with rows of the same tensors, of these shapes."""
     tensors = load_file(folder / SHARD)
-    rewritten(folder, {name: torch.zeros(2, 7, 4) for name in tensors}, "shard_00001.safetensors")
-    rewritten(folder, {name: torch.zeros(2, 7, 3) for name in tensors})
+    rewritten(folder, {name: torch.zeros(second) for name in tensors}, "shard_00001.safetensors")
+    rewritten(folder, {name: torch.zeros(first) for name in tensors})
     sealed(folder, lambda i: i.update(tensors={name: [SHARD, "shard_00001.safetensors"] for name in tensors}))
 
 
@@ -115,9 +116,10 @@ def test_a_good_folder_is_read(folder, trained, capsys):
         (lambda f: sealed(f, lambda i: i["content"].pop("hyper_parameters")), "hyper_parameters is None"),
         (huge, f"{SHARD} is cut short or no safetensors file"),
         (wide, "size mismatch for lm.norm.weight"),
-        (two_widths, "do not fit each other"),
+        (lambda f: in_two(f, (2, 7, 3), (2, 7, 4)), "do not fit each other"),
+        (lambda f: in_two(f, (2,), ()), "do not fit each other"),
     ],
-    ids=range(21),
+    ids=range(22),
 )
 def test_a_hostile_folder(refused, folder, harm, said):
     harm(folder)

@@ -224,7 +224,8 @@ def _in_order(name: str, files: Sequence[str], parts: Sequence[tuple[tuple[int, 
         Damage: the parts are not parts of one tensor.
     """
     (first, dtype), start, rows = parts[0], 0, []
-    if any((shape[1:], kind) != (first[1:], dtype) for shape, kind in parts) or (not first and len(parts) > 1):
+    wanted = (len(first), first[1:], dtype)
+    if any((len(shape), shape[1:], kind) != wanted for shape, kind in parts) or (not first and len(parts) > 1):
         raise Damage(f"its files hold parts of {one_line(name)[:80]} that do not fit each other")
     for file, (shape, _) in zip(files, parts, strict=True):
         rows.append(Rows(file, start, shape, dtype))
