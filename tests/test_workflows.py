@@ -17,6 +17,10 @@ def test_workflows_run_scripts_of_ci_with_pinned_actions_and_may_write_nothing()
     assert [workflow["permissions"] for workflow in workflows] == [{"contents": "read"}] * 3
     jobs = [job for workflow in workflows for job in workflow["jobs"].values()]
     assert not any("permissions" in job for job in jobs)
+    versions = [
+        each["versions"] for job in jobs for each in job.get("strategy", {}).get("matrix", {}).get("include", ())
+    ]
+    assert sorted(versions) == ["lowest", "newest", "tested"]
     steps = [step for job in jobs for step in job["steps"]]
     scripts = [match and ROOT / match[1] for step in steps if "run" in step for match in [RUN.fullmatch(step["run"])]]
     assert all(script and script.is_file() for script in scripts)

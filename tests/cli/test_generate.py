@@ -41,8 +41,10 @@ def test_a_prompt_begins_a_document_as_in_training_and_eval(checkpoint):
     lm, tokenizer = seqarch.load(checkpoint)
     read = []
     lm.embedding.register_forward_pre_hook(lambda _, inputs: read.extend(inputs[0].flatten().tolist()))
-    "".join(seqarch.generate_text(lm, tokenizer, "The", 1))
-    assert read == Scorer(lm, tokenizer).prompt(tokenizer.encode("The")) == [tokenizer.eos_id, *b"The"]
+    for lm.document_mask, expected in ((False, [tokenizer.eos_id, *b"The"]), (True, [*b"The"])):
+        read.clear()
+        "".join(seqarch.generate_text(lm, tokenizer, "The", 1))
+        assert read == Scorer(lm, tokenizer).prompt(tokenizer.encode("The")) == expected
 
 
 def test_a_continuation_ends_before_a_stop_text(checkpoint, capsys, monkeypatch):

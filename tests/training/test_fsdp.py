@@ -321,13 +321,16 @@ def configured(layers, mesh=None, origin=None):
 def test_a_process_builds_one_whole_block_at_a_time_with_the_values_of_one_device(goes_on):
     """The last of five processes has fewer rows than the others, and none of a decay for each of eight heads."""
     origin = {"state_dict": {name: each + 1 for name, each in configured([]).state_dict().items()}} if goes_on else None
-    expected = configured([], origin=origin).state_dict()
+    alone = configured([], origin=origin)
+    expected = alone.state_dict()
     dist.init_process_group("fake", store=FakeStore(), rank=4, world_size=5)
     try:
         mesh = init_device_mesh("cpu", (5,), mesh_dim_names=("data_parallel",))
-        found = configured([], mesh, origin).state_dict()
+        parted = configured([], mesh, origin)
+        found = parted.state_dict()
     finally:
         dist.destroy_process_group()
+    assert (parted.lm.kinds, parted.lm.scalings) == (alone.lm.kinds, alone.lm.scalings)
     assert found.keys() == expected.keys()
     for name, each in found.items():
         whole = expected[name]

@@ -9,6 +9,7 @@ import yaml
 
 from seqarch import cli
 from seqarch.errors import UserError
+from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.experiment.experiment import Experiment
 from seqarch.runs.curves import read_rows
 from seqarch.runs.record import read_record, write_record
@@ -159,6 +160,14 @@ def test_what_a_logger_lacks_is_one_line(fit, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"trainer.logger: No API key configured. Use `wandb login` to log in"):
         fit(**{"trainer.logger": "WandbLogger"})
     assert not (tmp_path / "run").exists()
+
+
+def test_the_reason_of_a_logger_is_not_cut():
+    names = {}
+    code = "def connect():\n    raise ValueError('\\nNo API key.\\nLog in.')"
+    exec(compile(code, "site-packages/lightning/pytorch/loggers/some.py", "exec"), names)
+    with pytest.raises(UserError, match=r"^trainer.logger: \s*No API key.\sLog in.$"), user_errors_of_lightning():
+        names["connect"]()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("comet_ml") is not None, reason="Comet is installed")
