@@ -38,8 +38,9 @@ def sequences_at_64_hosts() -> Table:
         for size in (GPUS, HOSTS * GPUS):
             lm = model(name)
             moved = 2 * len(lm.blocks) * size * bytes_of_a_piece(lm, LENGTH // size)
+            halves = 2 * len(lm.blocks) * bytes_of_halves(lm, LENGTH // size)
             computing = lm.flops_per_token(LENGTH, training=True) * LENGTH / size / PEAK
-            rows.append([name, *exchange(moved, size, computing)])
+            rows.append([name, *exchange(moved, halves, size, computing)])
     return rows
 
 
@@ -70,11 +71,15 @@ def bytes_of_a_piece(lm: SequenceLM, tokens: int) -> int:
 
     Convolutions exchange a few tokens more.
     """
-    mixer = lm.blocks[0].mixer
-    if (shape := getattr(mixer, "state_shape", None)) is not None:
+    if (shape := getattr(lm.blocks[0].mixer, "state_shape", None)) is not None:
         heads, keys, values = shape
         return FLOAT32 * heads * (keys * values + 1)
     return BF16 * 2 * lm.d_model * tokens
+
+
+def bytes_of_halves(lm: SequenceLM, tokens: int) -> int:
+    """The queries and outputs that each process of a layer of attention exchanges, so that all compute equally much."""
+    return 0 if hasattr(lm.blocks[0].mixer, "state_shape") else BF16 * 2 * lm.d_model * tokens
 
 
 def links(moved: float, size: int) -> tuple[float, float]:
@@ -88,9 +93,10 @@ def seconds(nvlink: float, card: float) -> float:
     return max(nvlink / NVLINK, card / CARD)
 
 
-def exchange(moved: float, size: int, computing: float) -> list[str]:
-    """The cells of a row of `sequences_at_64_hosts`."""
-    bytes_moved = links(moved, size)
+def exchange(moved: float, halves: float, size: int, computing: float) -> list[str]:
+    """The cells of a row of `sequences_at_64_hosts`. On several hosts all `halves` come from others."""
+    nvlink, card = links(moved, size)
+    bytes_moved = (nvlink, card + halves) if size > GPUS else (nvlink + halves, card)
     time = seconds(*bytes_moved)
     return [
         str(size), *(f"{each / 1e9:.1f}" for each in bytes_moved), f"{time:.3g}", f"{computing:.3g}",

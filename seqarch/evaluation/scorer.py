@@ -123,7 +123,7 @@ class Scorer:
                 inside = torch.stack([segments[index] for index in filled])
                 losses = self._of_documents(tokens, inside, piece)
                 return of(losses, tokens, inside.to(self.device))[: len(batch)]
-            losses = self._in_pieces(tokens) if pieces else self._whole(tokens, piece)
+            losses = self._in_pieces(tokens) if pieces else self._losses([tokens[:, :-1], tokens[:, 1:]], piece)
             return of(losses, tokens)[: len(batch)]
 
         with self.evaluating():
@@ -135,19 +135,15 @@ class Scorer:
             return None
         return self.shared.of_row(length)
 
-    def _whole(self, tokens: Tensor, piece: Piece | None) -> Tensor:
-        """The losses `[b, T]` of rows `[b, T + 1]`, of which this process computes a piece if there is one."""
-        return self._losses([tokens[:, :-1], tokens[:, 1:]], piece)
-
     def _losses(self, rows: list[Tensor], piece: Piece | None, cu_seqlens: Tensor | None = None) -> Tensor:
-        """The losses of inputs and targets, from all processes that have a piece of them."""
+        """The losses `[b, T]` of inputs and targets, of which this process computes a piece if there is one."""
         if piece is None:
             return self.lm(*rows, cu_seqlens=cu_seqlens, reduction="none")
         own = self.lm(*map(piece.cut, rows), cu_seqlens=cu_seqlens, reduction="none", piece=piece)
-        return torch.cat(piece.stacked(own).unbind(0), dim=1)
+        return piece.gathered(own)
 
     def _of_documents(self, tokens: Tensor, segments: Tensor, piece: Piece | None) -> Tensor:
-        """As `_whole`, each document read by itself; `segments [b, T + 1]` are on the CPU."""
+        """The losses `[b, T]` of `tokens [b, T + 1]`, each document read by itself; `segments` are on the CPU."""
         most = max(1, segments.numel() // 64)  # in each batch, so that a compiled model is compiled once
         documents = as_documents(tokens.cpu(), segments, most)
         targets, cu_seqlens = (documents[name].to(self.device) for name in ("targets", "cu_seqlens"))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -96,10 +97,10 @@ class Attend(Limited, nn.Module):
         start = 0 if state is None else state.start
         clock = None if state is None else state.clock
         q, k = self._transform(q, k, start, cu_seqlens, clock)
-        if isinstance(state, PieceState):
-            cu_seqlens = state.borders(cu_seqlens)
-        context = {"state": state, "alibi_slopes": self._slopes(q), "cu_seqlens": cu_seqlens}
-        return self.core(q, k, v, scale=self.scale, **context, **inputs)
+        core = partial(self.core, scale=self.scale, alibi_slopes=self._slopes(q))
+        if isinstance(state, PieceState) and state.piece is not None:
+            return state.piece.attend(core, q, k, v, state.window, cu_seqlens, **inputs)
+        return core(q, k, v, state=state, cu_seqlens=cu_seqlens, **inputs)
 
     def entropy(self, q: Tensor, k: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
         """Entropy `[B, T, H]` in nats of the distribution over keys."""

@@ -184,21 +184,7 @@ class PieceState(KeyValueState):
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         assert self.piece is not None
-        if self.window is None:
-            return self.piece.seen(k), self.piece.seen(v)
-        count = self.window - 1
-        none = count - self.earlier  # keys before the first token
-        keys, values = (torch.cat((self.piece.before(t, count)[:, none:], t), dim=1) for t in (k, v))
-        return keys, values
-
-    @property
-    def earlier(self) -> int:
-        """Keys of earlier pieces that `extend` returns."""
-        return self.length if self.window is None else min(self.length, self.window - 1)
-
-    def borders(self, cu_seqlens: Tensor | None) -> Tensor | None:
-        """Borders of documents in the keys that `extend` returns, from those of the whole row."""
-        return self.piece and self.piece.borders(cu_seqlens, self.earlier)
+        return self.piece.seen(k, self.window), self.piece.seen(v, self.window)
 
 
 class AttentionCore(Limited, nn.Module, ABC):
@@ -351,7 +337,7 @@ class Top1ChunkCore(AttentionCore):
     def forward(self, q, k, v, *, scale, state=None, alibi_slopes=None, cu_seqlens=None):
         if state is not None:
             k, v = state.extend(k, v)
-            if q.shape[1] == 1 and state.piece is None and cu_seqlens is None and not is_tracked(q, k, v):
+            if q.shape[1] == 1 and not is_tracked(q, k, v):
                 return self._decode(q, state, scale)
         means = state.complete_means() if isinstance(state, ChunkMeansState) else None
         options: Any = {**self.options, "scale": scale, "chunk_means": means, "cu_seqlens": cu_seqlens}

@@ -7,7 +7,7 @@ meets the others in the same order, forward and backward.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,21 +63,101 @@ class Piece:
         """`x` of all processes, `[P, *x.shape]`."""
         return all_pieces(x, self.group, self.size)
 
+    def gathered(self, x: Tensor) -> Tensor:
+        """`x [B, length, ...]` of all pieces, `[B, total, ...]`."""
+        return torch.cat(self.stacked(x).unbind(0), dim=1)
+
+    def exchanged(self, x: Tensor, given: Sequence[int], taken: Sequence[int]) -> Tensor:
+        """What all processes give to this one: of their flat `x`, the elements `given[r]` to process r, in order."""
+        return exchange(x, self.group, given, taken)
+
     def shifted(self, x: Tensor) -> Tensor:
         """`x` of the process before; zeros in the first process."""
-        return neighbour(x, self.group, self.size, self.rank, False)
+        given, taken = (
+            [x.numel() * (rank == each) for rank in range(self.size)] for each in (self.rank + 1, self.rank - 1)
+        )
+        found = self.exchanged(x.reshape(-1)[: sum(given)], given, taken)
+        return torch.cat((found, x.new_zeros(x.numel() - sum(taken)))).view_as(x)
 
-    def seen(self, x: Tensor) -> Tensor:
-        """`x [B, length, ...]` of all pieces up to the own one, `[B, start + length, ...]`."""
-        return torch.cat(self.stacked(x)[: self.rank + 1].unbind(0), dim=1)
+    def half(self, number: int) -> tuple[int, int]:
+        """Tokens of a half of a piece, by its `number` in the whole sequence, and the position after its last."""
+        piece, late = divmod(number, 2)
+        first = (self.length + 1) // 2
+        return (self.length // 2, (piece + 1) * self.length) if late else (first, piece * self.length + first)
+
+    def halves(self) -> tuple[int, int]:
+        """The numbers of an early and a late half. Causal attention of both costs each process the same."""
+        return self.rank, 2 * self.size - 1 - self.rank
+
+    def balanced(self, x: Tensor, back: bool = False) -> Tensor:
+        """`x [B, length, ...]` of the `halves`, from that of the pieces; with `back` that of the pieces."""
+        given, taken = [0] * self.size, [0] * self.size
+        for number in (2 * self.rank, 2 * self.rank + 1):
+            given[min(number, 2 * self.size - 1 - number)] += self.half(number)[0]
+        for number in self.halves():
+            taken[number // 2] += self.half(number)[0]
+        turn = self.half(0)[0] * (2 * self.rank >= self.size)  # the late half goes to an earlier process than the early
+        rows, width = x.transpose(0, 1), x.numel() // self.length
+        if back:
+            given, taken = taken, given
+        else:
+            rows = rows.roll(-turn, 0)
+        found = self.exchanged(rows.reshape(-1), *([width * count for count in each] for each in (given, taken)))
+        return (found.view_as(rows).roll(turn, 0) if back else found.view_as(rows)).transpose(0, 1)
 
     def before(self, x: Tensor, count: int) -> Tensor:
         """The last `count` tokens before the piece, `[B, count, ...]`; zeros before the first token."""
         if count <= self.length:
             return self.shifted(x[:, self.length - count :])
-        earlier = self.seen(x)[:, : self.start]
+        earlier = self.gathered(x)[:, : self.start]
         zeros = x.new_zeros(x.shape[0], max(0, count - self.start), *x.shape[2:])
         return torch.cat((zeros, earlier[:, max(0, self.start - count) :]), dim=1)
+
+    def earlier(self, window: int | None) -> int:
+        """Tokens before the piece that its first token sees, through a `window` if there is one."""
+        return self.start if window is None else min(self.start, window - 1)
+
+    def seen(self, x: Tensor, window: int | None = None) -> Tensor:
+        """`x [B, length, ...]` after that of the `earlier` tokens."""
+        if window is None:
+            return self.gathered(x)[:, : self.start + self.length]
+        return torch.cat((self.before(x, window - 1)[:, window - 1 - self.earlier(window) :], x), dim=1)
+
+    def attend(
+        self,
+        core: Callable[..., Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        window: int | None,
+        cu_seqlens: Tensor | None,
+        **inputs: Tensor,
+    ) -> Tensor:
+        """Causal attention of the piece, `[B, length, H, D]`; processes share the work of all pieces evenly.
+
+        Args:
+            core: takes queries, the keys and values up to the last of them, borders of documents in the keys, and
+                `inputs`.
+            q: queries of the piece.
+            k: their keys.
+            v: their values.
+            window: number of last keys that a query sees; all unless given.
+            cu_seqlens: borders of documents in the whole row.
+            inputs: what else belongs to the queries, `[B, length, ...]`.
+        """
+        if window is not None:
+            borders = self.borders(cu_seqlens, self.earlier(window))
+            return core(q, self.seen(k, window), self.seen(v, window), cu_seqlens=borders, **inputs)
+        k, v = self.gathered(k), self.gathered(v)
+        sizes, ends = zip(*map(self.half, self.halves()), strict=True)
+        parts = {name: self.balanced(each).split(sizes, dim=1) for name, each in {"q": q, **inputs}.items()}
+        outputs = []
+        for index, end in enumerate(ends):
+            if sizes[index]:
+                of_half = {name: each[index] for name, each in parts.items()}
+                borders = None if cu_seqlens is None else cu_seqlens.clamp(max=end)
+                outputs.append(core(k=k[:, :end], v=v[:, :end], cu_seqlens=borders, **of_half))
+        return self.balanced(torch.cat(outputs, dim=1), back=True)
 
     def borders(self, cu_seqlens: Tensor | None, earlier: int = 0) -> Tensor | None:
         """Borders `[N + 1]` of the documents in the piece and the `earlier` tokens before it.
@@ -184,13 +264,10 @@ def sum_of_pieces(x: Tensor, group: str) -> Tensor:
     return own
 
 
-@torch.library.custom_op("seqarch::neighbour", mutates_args=())
-def neighbour(x: Tensor, group: str, size: int, rank: int, after: bool) -> Tensor:
-    found = torch.zeros_like(x, memory_format=torch.contiguous_format)
-    source, target = (rank + 1, rank - 1) if after else (rank - 1, rank + 1)
-    taken, given = ([x.numel() * (rank == each) for rank in range(size)] for each in (source, target))
-    flat = found.view(-1)[: sum(taken)], x.reshape(-1)[: sum(given)]
-    dist.all_to_all_single(*flat, taken, given, group=GROUPS[group])
+@torch.library.custom_op("seqarch::exchange", mutates_args=())
+def exchange(x: Tensor, group: str, given: Sequence[int], taken: Sequence[int]) -> Tensor:
+    found = x.new_empty(sum(taken))
+    dist.all_to_all_single(found, x.contiguous(), taken, given, group=GROUPS[group])
     return found
 
 
@@ -204,9 +281,9 @@ def _(x: Tensor, group: str) -> Tensor:
     return x.new_empty(x.shape[1:])
 
 
-@neighbour.register_fake
-def _(x: Tensor, group: str, size: int, rank: int, after: bool) -> Tensor:
-    return x.new_empty(x.shape)
+@exchange.register_fake
+def _(x: Tensor, group: str, given: Sequence[int], taken: Sequence[int]) -> Tensor:
+    return x.new_empty(sum(taken))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -214,8 +291,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 all_pieces.register_autograd(lambda ctx, grad: (sum_of_pieces(grad, ctx.place[0]), None, None), setup_context=_keep)
-neighbour.register_autograd(
-    lambda ctx, grad: (neighbour(grad, *ctx.place[:3], not ctx.place[3]), None, None, None, None), setup_context=_keep
+exchange.register_autograd(
+    lambda ctx, grad: (exchange(grad, ctx.place[0], ctx.place[2], ctx.place[1]), None, None, None), setup_context=_keep
 )
 
 

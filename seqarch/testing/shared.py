@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -58,9 +58,9 @@ class SharedPiece(Piece):
     def stacked(self, x: Tensor) -> Tensor:
         return torch.stack(self.board.shown(self.rank, x))
 
-    def shifted(self, x: Tensor) -> Tensor:
-        shown = self.board.shown(self.rank, x)
-        return shown[self.rank - 1] if self.rank else torch.zeros_like(x)
+    def exchanged(self, x: Tensor, given: Sequence[int], taken: Sequence[int]) -> Tensor:
+        shown = self.board.shown(self.rank, x.split([*given]))
+        return torch.cat([parts[self.rank] for parts in shown])
 
     def receive(self, x: Tensor, state: Any) -> Tensor:
         if self.rank:

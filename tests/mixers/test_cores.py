@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
-from seqarch.kernels import top1_chunk_decode
+from seqarch.kernels import softmax_attention, top1_chunk_decode
+from seqarch.kernels.flops import causal_keys, last_queries
 from seqarch.mixers import cores
 from seqarch.mixers.cores import (
     AttentionCore,
@@ -19,6 +20,7 @@ from seqarch.mixers.cores import (
     Top1ChunkCore,
     Top1ElementCore,
 )
+from seqarch.testing.shared import Board, SharedPiece
 
 CORES = [SoftmaxCore(), SoftmaxCore(3), Top1ElementCore(), Top1ChunkCore(4), Top1ChunkCore(4, "approx")]
 CORES += [Top1ChunkCore(2, remote_chunks=2), Top1ChunkCore(2, "approx", remote_chunks=2)]
@@ -131,3 +133,23 @@ def test_several_remote_chunks_decode_and_have_an_entropy(selection: Literal["ex
     torch.testing.assert_close(many, full)
     torch.testing.assert_close(one[:, :8], full[:, :8])
     assert not torch.allclose(core.entropy(q, k, scale=1.0), one)
+
+
+@pytest.mark.parametrize(("processes", "length"), [(2, 6), (3, 4), (4, 8), (4, 5), (4, 1)])
+def test_processes_share_the_work_of_attention(processes: int, length: int) -> None:
+    """Halves of pieces are equally long where the pieces are even."""
+    whole = [heads(processes * length) for _ in range(3)]
+    board, work = Board(processes), [0] * processes
+
+    def read(rank: int) -> Tensor:
+        def core(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: None) -> Tensor:
+            work[rank] += last_queries(causal_keys, q.shape, k.shape)
+            return softmax_attention(q, k, v)
+
+        piece = SharedPiece(rank, processes, length, board=board)
+        q, k, v = map(piece.cut, whole)
+        return piece.attend(core, q, k, v, None, None)
+
+    torch.testing.assert_close(torch.cat(board.run(read), dim=1), softmax_attention(*whole))
+    assert sum(work) == last_queries(causal_keys, whole[0].shape, whole[1].shape)
+    assert length % 2 or len({*work}) == 1
