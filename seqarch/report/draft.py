@@ -75,7 +75,9 @@ def draft_gap(
         )
     inside = [int(np.sum((one.in_domain >= low) & (one.in_domain <= high))) for one in every]
     curves, others = ([_curve(one) for one in side] for side in sides)
-    values = np.mean([_distances(a, b, low, high).mean(axis=0) for a in curves for b in others], axis=0)
+    pairs = [_distances(a, b, low, high) for a in curves for b in others]
+    # where three runs share a short stretch, two of them may have no evaluation there
+    values = np.mean([distances.mean(axis=0) for distances in pairs if len(distances)], axis=0)
     return Draft(dict(zip(runs[0].with_mean(), values.tolist(), strict=True)), sum(inside), (low, high))
 
 

@@ -104,6 +104,15 @@ def test_gap_weighs_evaluations_and_not_nats():
     assert values([one], [zero]) == pytest.approx([10 / 12])
 
 
+def test_a_pair_without_a_point_in_the_losses_that_all_share_does_not_count():
+    """The third run ends where the pair of the first two has no evaluation."""
+    level = {"arxiv": np.zeros(2)}
+    sparse, ends = Evaluations(np.ones(2), np.array([5.0, 3.0]), level), np.array([4.5, 4.2])
+    other = dataclasses.replace(sparse, losses={"arxiv": np.ones(2)})
+    third = Evaluations(np.ones(2), ends, {"arxiv": np.full(2, 0.25)})
+    assert values([sparse, third], [other]) == pytest.approx([-0.75])
+
+
 def test_points_of_equal_in_domain_loss_are_averaged():
     x = np.array([4.0, 3.8, 3.8, 3.6, 3.4])
     run = Evaluations(np.full(5, 1), x, {"arxiv": np.array([1.0, 0.5, 1.5, 1.0, 1.0])})
