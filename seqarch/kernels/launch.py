@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.kernels.flops import count
+from seqarch.kernels.flops import FORMULAS, count, twice
 
 ANY_LAYOUT = (torch.Tag.flexible_layout,)
 """Compiled graphs pad the rows of projections. Without this tag they would copy slices to unpadded rows."""
@@ -82,10 +82,9 @@ class gradient_of:
         results = ", ".join(["Tensor"] * self.gradients)
         schema = f"({gradients}{signature[1 : signature.index(') ->')]}{kept}) -> ({results})"
         whole = launch if self.empty else lambda *args: self._filled(args, launch(*args))
-        register = operator(
-            f"{name.removesuffix('_forward')}_backward", self.empty or self._alike, tags=tags, schema=schema
-        )
-        self.backward = register(whole)
+        backward = f"{name.removesuffix('_forward')}_backward"
+        FORMULAS.setdefault(backward.partition("::")[2], twice(FORMULAS[name.partition("::")[2]], self.outputs))
+        self.backward = operator(backward, self.empty or self._alike, tags=tags, schema=schema)(whole)
         self.forward.register_autograd(self._differentiate, setup_context=self._save)
         return self.backward
 
