@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from seqarch.arguments import Count, Interval, check_fields
 from seqarch.data.assemble import add_documents, assemble, check_domain, check_inputs, check_new, finish_adding
@@ -238,25 +238,10 @@ class Preparation:
 
 
 def prepare(
-    files: Sequence[str | Path],
-    out: str | Path,
-    domain: str,
-    tokenizer: str = DEFAULT,
-    *,
-    eos_token: str | None = None,
-    bos_token: str | None = None,
-    text_field: str | None = None,
-    where: Sequence[str] = (),
-    holdout: float | None = None,
-    min_tokens: int | None = None,
-    max_tokens: int | None = None,
-    workers: int | None = None,
+    files: Sequence[str | Path], out: str | Path, domain: str, tokenizer: str = DEFAULT, **options: Any
 ) -> Manifest:
-    """Prepare one domain: `Preparation(...).run()`, which has the options, errors and more."""
-    return Preparation(
-        files, out, domain, tokenizer, eos_token, bos_token, text_field, None, where, holdout, min_tokens, max_tokens,
-        workers=workers,
-    ).run()[0]  # fmt: skip
+    """Prepare one domain. `options` are those of `Preparation`, which says what is refused."""
+    return Preparation(files, out, domain, tokenizer, **options).run()[0]
 
 
 def join(folder: str | Path) -> list[Manifest]:
