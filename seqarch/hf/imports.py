@@ -1,6 +1,5 @@
 """Reads a folder of Hugging Face's transformers into a run folder without training."""
 
-import datetime
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +32,7 @@ from seqarch.training.checkpoint import (
     weights_of_another_model,
 )
 from seqarch.training.integrity import seal
+from seqarch.training.run_folder import describe_model, now
 from seqarch.training.weights import EMBEDDING, FILES, HEAD, read_safetensors, with_head
 from seqarch.versions import commit
 
@@ -213,20 +213,11 @@ def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[
 
 def _record(lm: SequenceLM, content: Mapping[str, Any]) -> dict[str, Any]:
     """What `run.json` says of a model that was not trained here."""
-    mixers: dict[str, Any] = {name: block.mixer for name, block in zip(lm.pattern, lm.blocks, strict=True)}  # pyright: ignore
-    length = content["TextDataModule"]["sequence_length"]
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {
         "status": "finished",
-        "mixers": {name: type(mixer).__name__ for name, mixer in mixers.items() if mixer is not None},
-        "families": {name: mixer.family or type(mixer).__name__ for name, mixer in mixers.items() if mixer is not None},
-        "pattern": lm.pattern,
-        "parameters": lm.n_parameters(),
-        "state_elements": lm.state_elements(length),
+        **describe_model(lm, content["TextDataModule"]["sequence_length"]),
         "seed": 0,
         "max_steps": content["global_step"],
-        "sequence_length": length,
         "commit": commit(),
-        "started": now,
-        "finished": now,
+        **dict.fromkeys(("started", "finished"), now()),
     }

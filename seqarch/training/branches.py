@@ -49,12 +49,17 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
 
 def begin(run: Path, branch: Path, step: int) -> None:
     """Copy to a branch what the run has measured up to `step`, and the configuration with the branch's steps."""
-    (branch / EVALUATIONS).mkdir(parents=True, exist_ok=True)
-    shutil.copy2(run / CURVES, branch / CURVES)
-    for losses in evaluation_paths(run):
-        if step_of(losses) <= step:
-            shutil.copy2(losses, branch / EVALUATIONS)
+    copy_measurements(run, branch, step)
     write_config(branch, branch_config(branch, read_config(run)))
+
+
+def copy_measurements(origin: Path, run: Path, step: int) -> None:
+    """Copy to a run what the run that it comes from has measured up to a step, and later rows of its curves."""
+    (run / EVALUATIONS).mkdir(parents=True, exist_ok=True)
+    shutil.copy2(origin / CURVES, run / CURVES)
+    for losses in evaluation_paths(origin):
+        if step_of(losses) <= step:
+            shutil.copy2(losses, run / EVALUATIONS)
 
 
 def branch_config(branch: Path, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """A run that goes on from the checkpoint of another run: `seqarch fit --run_dir NEW --from RUN`."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError, say
+from seqarch.errors import say
 from seqarch.runs.keys import flatten
-from seqarch.runs.layout import CURVES, EVALUATIONS, evaluation_paths, named_checkpoint, run_of, step_of
+from seqarch.runs.layout import CURVES, named_checkpoint, run_of
 from seqarch.runs.record import read_config
+from seqarch.training.provenance import Provenance
 
 TEXT = {"train", "shards", "sequence_length", "pack"}
 """What makes another order of other rows of the training text, which then begins at its start."""
@@ -26,7 +26,7 @@ def read_on(checkpoint: dict[str, Any], data: TextDataModule, origin: str) -> bo
     Raises:
         UserError: the text has another tokenizer.
     """
-    check_tokenizer(checkpoint, data, origin)
+    Provenance.of_checkpoint(checkpoint).check_tokenizer(data, origin)
     if not (changed := sorted(TEXT & {*data.changed_since(checkpoint["TextDataModule"])})):
         return True
     say(f"{', '.join(changed)} differ from those of {origin}: the training text begins at its start")
@@ -59,22 +59,6 @@ def measures_alike(noted: Mapping[str, Any], config: Mapping[str, Any], data: Te
     if changed:
         say(f"{', '.join(changed)} differ from those of {origin}: its curves stay there")
     return not changed
-
-
-def check_tokenizer(content: dict[str, Any], data: TextDataModule, origin: object) -> None:
-    """Raise `UserError` if a text has another tokenizer than the checkpoint that training begins from."""
-    before = content["seqarch"]["tokenizer"]
-    if (now := data.tokenizer.name) != before:
-        raise UserError(f"{data.root} has the tokenizer {now}, but {origin} was trained with {before}")
-
-
-def copy_measurements(origin: Path, run: Path, step: int) -> None:
-    """Copy to a run what the run that it comes from has measured up to a step, and later rows of its curves."""
-    shutil.copy2(origin / CURVES, run / CURVES)
-    (run / EVALUATIONS).mkdir(parents=True, exist_ok=True)
-    for losses in evaluation_paths(origin):
-        if step_of(losses) <= step:
-            shutil.copy2(losses, run / EVALUATIONS)
 
 
 def origin_of(config: Mapping[str, Any]) -> Path | None:

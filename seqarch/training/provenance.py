@@ -51,12 +51,16 @@ class Provenance(Checked):
 
     def check(self, data: TextDataModule, measured: Path) -> None:
         """Raise `UserError` if `data` have other text under the name of a domain than `measured` was measured on."""
-        if (now := data.tokenizer.name) != self.tokenizer:
-            raise UserError(f"{data.root} has the tokenizer {now}, but {measured} has {self.tokenizer}")
+        self.check_tokenizer(data, measured)
         for domain, checksum in data.hold_out_checksums().items():
             if self.hold_outs.get(domain, checksum) != checksum:
                 other = f"another hold-out of '{domain}' than {measured} was measured on"
                 raise UserError(f"{data.root} holds {other}: restore it, or give the other text a name of its own")
+
+    def check_tokenizer(self, data: TextDataModule, trained: object) -> None:
+        """Raise `UserError` if `data` have another tokenizer than the text that `trained` was trained on."""
+        if (now := data.tokenizer.name) != self.tokenizer:
+            raise UserError(f"{data.root} has the tokenizer {now}, but {trained} was trained with {self.tokenizer}")
 
     def find(self, data: TextDataModule, checkpoint: Path, *, named: bool) -> None:
         """Let `data` read the text that the checkpoint was measured on.

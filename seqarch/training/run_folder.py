@@ -33,10 +33,11 @@ from seqarch.runs.layout import (
     run_name,
 )
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
+from seqarch.training.branches import copy_measurements
 from seqarch.training.callbacks.train_loss import TrainLoss
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
-from seqarch.training.going_on import check_tokenizer, copy_measurements, measures_alike, origin_of, read_on
+from seqarch.training.going_on import measures_alike, origin_of, read_on
 from seqarch.training.lock import RunLock
 from seqarch.training.loggers import describe_to, ids_of
 from seqarch.training.provenance import Provenance
@@ -77,7 +78,7 @@ class RunFolder(L.Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if pl_module.origin:
             origin = origin_of(self.config)
-            check_tokenizer(pl_module.origin, trainer.datamodule, origin)
+            Provenance.of_checkpoint(pl_module.origin).check_tokenizer(trainer.datamodule, origin)
             self._read_before = pl_module.origin["seqarch"].get("sources", {})
             if trainer.is_global_zero:
                 unknown = "" if self._read_before else "; what that model was trained on is unknown"
@@ -165,7 +166,7 @@ class RunFolder(L.Callback):
                 self._leave_nothing(trainer.loggers, mine)
 
     def _end(self, status: str, **facts: Any) -> None:
-        self._record |= {"status": status, "finished": _now(), **facts}
+        self._record |= {"status": status, "finished": now(), **facts}
         write_record(self.path, self._record)
 
     def _leave_nothing(self, loggers: list[Any], mine: str) -> None:
@@ -217,23 +218,16 @@ def _purge(logger: TensorBoardLogger, step: int) -> None:
 def describe_run(path: Path, trainer: Any, pl_module: Any, config: dict[str, Any]) -> dict[str, Any]:
     """The facts of a run that starts now, as `run.json` holds them."""
     lm, data = pl_module.lm, trainer.datamodule
-    layers = zip(lm.pattern, lm.blocks, strict=True)
-    mixers = {name: block.mixer for name, block in layers if block.mixer is not None}
     on_gpu = pl_module.device.type == "cuda"
     return {
         "name": one_line(run_name(path)),
         "status": "running",
-        "mixers": {name: type(mixer).__name__ for name, mixer in mixers.items()},
-        "families": {name: mixer.family or type(mixer).__name__ for name, mixer in mixers.items()},
-        "pattern": lm.pattern,
-        "parameters": lm.n_parameters(),
+        **describe_model(lm, data.sequence_length),
         "flops_counted": lm.flops_counted,
-        "state_elements": lm.state_elements(data.sequence_length),
         "seed": config["seed_everything"],
         "data_seed": data.seed,
         "max_steps": trainer.max_steps,
         "next_learning_rate_until": next(x.next_rate_until for x in trainer.callbacks if isinstance(x, TrainLoss)),
-        "sequence_length": data.sequence_length,
         "sequences_per_step": data.sequences_per_step,
         **({"documents": data.document_shares()} if data.document_mask else {}),
         "tokenizer": data.tokenizer.name,
@@ -249,8 +243,22 @@ def describe_run(path: Path, trainer: Any, pl_module: Any, config: dict[str, Any
         },
         "loggers": ids_of(trainer.loggers),
         "commit": commit(),
-        "started": _now(),
+        "started": now(),
         "finished": None,
+    }
+
+
+def describe_model(lm: Any, sequence_length: int) -> dict[str, Any]:
+    """The facts of a model in `run.json`."""
+    layers = zip(lm.pattern, lm.blocks, strict=True)
+    mixers = {name: block.mixer for name, block in layers if block.mixer is not None}
+    return {
+        "mixers": {name: type(mixer).__name__ for name, mixer in mixers.items()},
+        "families": {name: mixer.family or type(mixer).__name__ for name, mixer in mixers.items()},
+        "pattern": lm.pattern,
+        "parameters": lm.n_parameters(),
+        "state_elements": lm.state_elements(sequence_length),
+        "sequence_length": sequence_length,
     }
 
 
@@ -289,5 +297,6 @@ def _failed_at_once(path: Path) -> bool:
     return not read_rows(path / CURVES)[1] and not any(path.rglob("*.ckpt"))
 
 
-def _now() -> str:
+def now() -> str:
+    """The time in UTC, as `run.json` holds it."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
