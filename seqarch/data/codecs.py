@@ -117,6 +117,9 @@ class SentencePiece(Codec):
     def encode(self, text: str) -> list[int]:
         return self.model.encode(text)
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.model.encode(list(texts), num_threads=1)
+
     def decode(self, ids: Sequence[int]) -> str:
         return self.model.decode(list(ids))
 

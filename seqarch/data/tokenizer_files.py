@@ -14,17 +14,15 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from seqarch.data.codecs import CODECS, EXTRA, Codec, kind_of
 from seqarch.data.manifest import Checked
 from seqarch.data.remote import fetch
-from seqarch.data.tokenizers import Tokenizer, known_tokenizers, load_tokenizer
+from seqarch.data.tokenizers import CodecTokenizer, Tokenizer, known_tokenizers, load_tokenizer
 from seqarch.errors import UserError, absent, one_line, refused, unknown
 from seqarch.runs.files import check_folder, parse_json, read_json
 
@@ -64,10 +62,8 @@ class Description(Checked):
             raise TypeError("a kind or an id is unknown")
 
 
-class FileTokenizer(Tokenizer):
+class FileTokenizer(CodecTokenizer):
     """A tokenizer in a file. Its name has the first digits of its digest, so equal names are equal ids.
-
-    The file is read at the first text: training on shards needs no library.
 
     Args:
         description: what is known of it.
@@ -95,21 +91,12 @@ class FileTokenizer(Tokenizer):
         return {name: content, DESCRIPTION: text.encode()}
 
     @functools.cached_property
-    def _codec(self) -> Codec:
+    def codec(self) -> Codec:
         kind = CODECS[self._description.kind]
         codec = kind(self.files[kind.file])
         if codec.vocab_size != self.vocab_size:
             raise UserError(f"{kind.file} in {self._where} has {codec.vocab_size:,} entries, not {self.vocab_size:,}")
         return codec
-
-    def encode(self, text: str) -> list[int]:
-        return self._codec.encode(text)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.array(ids, self.dtype) for ids in self._codec.encode_batch(texts)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._codec.decode([int(token) for token in ids])
 
 
 def _content(read: Read, name: str, where: str) -> bytes:
@@ -154,11 +141,11 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def find_tokenizer(given: str, eos_token: str | None = None, bos_token: str | None = None) -> Tokenizer:
+def find_tokenizer(name: str, eos_token: str | None = None, bos_token: str | None = None) -> Tokenizer:
     """The tokenizer that a user names.
 
     Args:
-        given: 'byte', 'mixtral', the name of a plug-in's, a file, a folder in the layout of Hugging Face, or the name
+        name: 'byte', 'mixtral', the name of a plug-in's, a file, a folder in the layout of Hugging Face, or the name
             of a repository of the Hub.
         eos_token: the token that ends a document, where the tokenizer does not say it or another one shall.
         bos_token: the same for the token that begins it; "" for none.
@@ -166,30 +153,30 @@ def find_tokenizer(given: str, eos_token: str | None = None, bos_token: str | No
     Raises:
         UserError: there is no such tokenizer, its files or its library are missing, or it has no such token.
     """
-    if given in known_tokenizers():
+    if name in known_tokenizers():
         if eos_token is not None or bos_token is not None:
-            raise UserError(f"'{given}' has its own tokens around documents: leave out the flags for them")
-        return load_tokenizer(given)
-    place = Path(given) if given and Path(given).exists() else _download(given)
+            raise UserError(f"'{name}' has its own tokens around documents: leave out the flags for them")
+        return load_tokenizer(name)
+    place = Path(name) if name and Path(name).exists() else _download(name)
     check_folder(place, written=False)
     path, content = _file_in(place) if place.is_dir() else (place, place.read_bytes())
     kind = kind_of(path, content)
     codec = CODECS[kind](content)
     config = read_json(path.with_name(CONFIG)) if path.with_name(CONFIG).is_file() else {}
-    bos_id, eos_id = _around(codec, config, eos_token, bos_token, given)
+    bos_id, eos_id = _around(codec, config, eos_token, bos_token, name)
     description = Description(kind, hashlib.sha256(content).hexdigest(), codec.vocab_size, eos_id, bos_id)
-    return FileTokenizer(description, {codec.file: content}.__getitem__, given)
+    return FileTokenizer(description, {codec.file: content}.__getitem__, name)
 
 
 def _around(
-    codec: Codec, config: Mapping[str, Any], eos_token: str | None, bos_token: str | None, given: str
+    codec: Codec, config: Mapping[str, Any], eos_token: str | None, bos_token: str | None, name: str
 ) -> tuple[int | None, int]:
     """The ids that begin and end a document: as the user says, else `tokenizer_config.json`, else the file."""
     special = ", ".join(list(codec.special_tokens())[:20]) or "none"
 
     def id_of(token: str) -> int:
         if (found := codec.id_of(token)) is None:
-            raise UserError(f"the tokenizer {given} has no token '{token}'; its special tokens are {special}")
+            raise UserError(f"the tokenizer {name} has no token '{token}'; its special tokens are {special}")
         return found
 
     def chosen(flag: str | None, which: str, own: int | None) -> int | None:
@@ -202,7 +189,7 @@ def _around(
     bos_id, eos_id = chosen(bos_token, "bos_token", bos_id), chosen(eos_token, "eos_token", eos_id)
     if eos_id is None:
         known = f"its special tokens are {special}"
-        raise UserError(f"{given} does not say which token ends a document: name it with --eos_token; {known}")
+        raise UserError(f"{name} does not say which token ends a document: name it with --eos_token; {known}")
     return bos_id if begins else None, eos_id
 
 

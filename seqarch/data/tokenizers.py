@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from seqarch import plugins
-from seqarch.errors import UserError, check_known, refused
+from seqarch.data.codecs import Codec, SentencePiece
+from seqarch.errors import UserError, check_known, check_package
 
 GROUP = "seqarch.tokenizers"
 """The entry points under which packages declare tokenizers."""
@@ -77,34 +78,38 @@ class ByteTokenizer(Tokenizer):
         return bytes(int(token) for token in ids if token < self.eos_id).decode(errors="replace")
 
 
-class MixtralTokenizer(Tokenizer):
-    """`tokenizer.model.v1` of mistral-common, read with SentencePiece on first use.
+class CodecTokenizer(Tokenizer):
+    """A tokenizer whose codec reads its file at the first text: training on shards needs no library."""
 
-    Only `encode` and `decode` import the two packages, so training on shards needs neither.
-    """
+    @property
+    @abc.abstractmethod
+    def codec(self) -> Codec:
+        """Turns text into ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        return self.codec.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(ids, self.dtype) for ids in self.codec.encode_batch(texts)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.codec.decode([int(token) for token in ids])
+
+
+class MixtralTokenizer(CodecTokenizer):
+    """`tokenizer.model.v1` of mistral-common, read with SentencePiece."""
 
     name = "mixtral"
     vocab_size = 32_000
     eos_id = 2
 
     @functools.cached_property
-    def _model(self):
+    def codec(self) -> Codec:
         package = importlib.util.find_spec("mistral_common")
         if package is None or not package.submodule_search_locations:
             raise UserError("the tokenizer 'mixtral' needs the package mistral-common: pip install mistral-common")
-        with refused("the tokenizer 'mixtral' needs a package: pip install sentencepiece", ImportError):
-            from sentencepiece import SentencePieceProcessor
-        path = Path(package.submodule_search_locations[0], "data", "tokenizer.model.v1")
-        return SentencePieceProcessor(model_file=str(path))
-
-    def encode(self, text: str) -> list[int]:
-        return self._model.encode(text)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.array(ids, np.uint16) for ids in self._model.encode(list(texts), num_threads=1)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._model.decode([int(token) for token in ids])
+        check_package("sentencepiece", "the tokenizer 'mixtral'", "sentencepiece")
+        return SentencePiece(Path(package.submodule_search_locations[0], "data", "tokenizer.model.v1").read_bytes())
 
 
 def begin_document(tokenizer: Tokenizer, ids: Sequence[int], *, alone: bool = False) -> list[int]:

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from seqarch.data import tokenizers as ours
 from seqarch.data.codecs import SentencePiece, Tekken, Tiktoken, TokenizerJson
-from seqarch.data.tokenizer_files import FileTokenizer
 from seqarch.errors import UserError
 
 END = "<|endoftext|>"
@@ -69,9 +68,7 @@ def as_hugging_face(tokenizer: ours.Tokenizer, length: int, *, document_mask: bo
 def _converted(tokenizer: ours.Tokenizer) -> Tokenizer:
     if isinstance(tokenizer, ours.ByteTokenizer):
         return _byte_pairs({bytes([byte]): byte for byte in range(256)})
-    if isinstance(tokenizer, ours.MixtralTokenizer):
-        return _sentence_pieces(tokenizer._model)
-    codec = tokenizer._codec if isinstance(tokenizer, FileTokenizer) else None
+    codec = tokenizer.codec if isinstance(tokenizer, ours.CodecTokenizer) else None
     if isinstance(codec, TokenizerJson):
         return Tokenizer.from_str(codec.model.to_str())
     if isinstance(codec, SentencePiece):

@@ -134,8 +134,8 @@ def test_a_tokenizer_whose_ids_would_be_others_is_named(tmp_path):
     with pytest.raises(UserError, match=r"'rwkv_world-\w+' has no Hugging Face form"):
         as_hugging_face(find_tokenizer(str(world_file(tmp_path))), 100)
     reversed_order = small_tiktoken(tmp_path, 50_256)
-    ranks = reversed_order._codec.ranks
-    reversed_order._codec.ranks = dict(zip(ranks, reversed(ranks.values()), strict=True))
+    ranks = reversed_order.codec.ranks
+    reversed_order.codec.ranks = dict(zip(ranks, reversed(ranks.values()), strict=True))
     with pytest.raises(UserError, match="its ids would be others"):
         as_hugging_face(reversed_order, 100)
 
