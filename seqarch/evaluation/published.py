@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 
 from seqarch.data.files import SUFFIXES
 from seqarch.errors import UserError, check_known, refused
-from seqarch.evaluation.cloze import FIELDS, contains
-from seqarch.evaluation.rows import read_rows
+from seqarch.evaluation.cloze import FIELDS, contains, read_triples
 from seqarch.runs.files import check_file, parse_json, write_text
 
 Row = dict[str, Any]
@@ -92,12 +91,7 @@ def based(path: Path) -> list[Row]:
     """
     if not path.name.endswith(SUFFIXES):
         raise UserError(f"{path}: cannot read this kind of file; its name must end with {', '.join(SUFFIXES)}")
-    rows = []
-    for line, row in enumerate(read_rows(path), 1):
-        if not all(isinstance(row.get(name), str) and row[name].strip() for name in FIELDS):
-            raise UserError(f"{path}: row {line} lacks one of {', '.join(FIELDS)}")
-        rows.append({name: row[name] for name in FIELDS})
-    return rows
+    return [{name: row[name] for name in FIELDS} for row in read_triples(path)]
 
 
 class Published(NamedTuple):

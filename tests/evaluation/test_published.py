@@ -167,7 +167,7 @@ def test_other_files_are_refused(tmp_path):
     with pytest.raises(UserError, match="cannot read this kind of file"):
         write_rows("squad", tmp_path / "RACE.tar.gz", tmp_path)
     (tmp_path / "squad.jsonl").write_text(json.dumps({"text": "a", "key": "b"}) + "\n")
-    with pytest.raises(UserError, match="row 1 lacks one of text, key, value"):
+    with pytest.raises(UserError, match="row 1 has no value: a row has text, key, value"):
         write_rows("squad", tmp_path / "squad.jsonl", tmp_path)
     with pytest.raises(UserError, match="unknown task with a published file 'piqa'"):
         write_rows("piqa", tmp_path / "squad.jsonl", tmp_path)
