@@ -22,11 +22,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     names = "mixers to show with their options; `new NAME` writes a package with a mixer of your own"
     parser.add_argument("names", nargs="*", default=[], metavar="NAME", help=names)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--costs", action="store_true", help="print the costs and abilities of each mixer, by device")
+    shown = parser.add_argument_group(f"without {NEW}")
+    shown.add_argument("--json", action="store_true", help="print JSON")
+    shown.add_argument("--costs", action="store_true", help="print the costs and abilities of each mixer, by device")
     costs = parser.add_argument_group("with --costs")
     costs.add_argument("--d_model", type=int, default=768, help="width at which the mixers are built")
-    new = parser.add_argument_group("for new")
+    new = parser.add_argument_group(f"with {NEW}")
     new.add_argument("--out", type=str | None, help="the package's folder; by default running-mean")
 
 
@@ -34,8 +35,6 @@ def run(args: Namespace) -> None:
     if args.names[:1] == [NEW]:
         _new(args)
         return
-    if args.out is not None:
-        raise UserError(f"--out has no effect without {NEW}: leave it out")
     known = entries(MIXERS)
     for name in args.names:
         check_known("mixer", name, (*known, NEW))
@@ -55,9 +54,6 @@ def run(args: Namespace) -> None:
 def _new(args: Namespace) -> None:
     from seqarch.cli.new_mixer import new_mixer
 
-    for flag in ("json", "costs"):
-        if args[flag]:
-            raise UserError(f"--{flag} has no effect on seqarch mixers new: leave it out")
     if len(args.names) != 2:
         raise UserError("seqarch mixers new takes one name: write it as in seqarch mixers new RunningMean")
     written = new_mixer(args.names[1], args.out and Path(args.out))

@@ -104,7 +104,7 @@ def parse_command(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
             inner, rest = commands.choices[name], rest[rest.index(name) + 1 :]
     tree, words = compose(inner, rest)
     check_words(inner, words)
-    _check_groups(inner, rest)
+    _check_groups(inner, rest, words)
     try:
         values = section = parser.parse_args(args)
     except ArgumentError as error:
@@ -125,13 +125,13 @@ def check_words(parser: ArgumentParser, words: Sequence[str]) -> None:
         raise UserError(f"unexpected argument '{words[0]}'{hint}")
 
 
-def _check_groups(parser: ArgumentParser, args: Sequence[str]) -> None:
-    """Raise `UserError` for a flag of a group "with --other", or "without --other", where it would have no effect."""
-    given = {re.split("[=.]", word)[0] for word in args if is_flag(word)}
+def _check_groups(parser: ArgumentParser, args: Sequence[str], words: Sequence[str]) -> None:
+    """Raise `UserError` for a flag of a group "with X" or "without X", a flag or a word, that has no effect there."""
+    used = {re.split("[=.]", word)[0] for word in args if is_flag(word)}
     for group in parser._action_groups:
         when, _, other = (group.title or "").partition(" ")
         flags = {flag for action in group._group_actions for flag in action.option_strings}
-        if when in ("with", "without") and (other in given) != (when == "with") and (wrong := given & flags):
+        if when in ("with", "without") and (other in {*used, *words}) != (when == "with") and (wrong := used & flags):
             reverse = {"with": "without", "without": "with"}[when]
             raise UserError(f"{min(wrong)} has no effect {reverse} {other}: leave it out")
 
@@ -274,13 +274,13 @@ class _Reader(NamedTuple):
         if own.value is not None and not isinstance(own.value, dict):
             raise _wrong((dict,), own, f"{key}.init_args")
         renamed = getattr(target, "renamed", {})
-        given = {renamed.get(name, name): part for name, part in own.entries().items()}
+        named_options = {renamed.get(name, name): part for name, part in own.entries().items()}
         more = spec.get("dict_kwargs", Tree({}))
-        named_here = {**given, **more.entries()} if more.value and not _takes_any(target) else given
+        named_here = {**named_options, **more.entries()} if more.value and not _takes_any(target) else named_options
         if wrong := next((name for name in named_here if name not in options), None):
             part = named_here[wrong]
             raise UserError(f"{part.where}{key}: {target.__name__} has no option '{wrong}'{near(wrong, options)}")
-        set_here = {name: self.of(options[name].hint, part, f"{key}.{name}") for name, part in given.items()}
+        set_here = {name: self.of(options[name].hint, part, f"{key}.{name}") for name, part in named_options.items()}
         unset = {name: option for name, option in options.items() if name not in {*set_here, *more.entries()}}
         if missing := [name for name, option in unset.items() if option.required]:
             needs = f"{target.__name__} needs the option {', '.join(missing)}: give it in init_args"

@@ -342,7 +342,7 @@ def test_every_option_of_our_mixers_has_a_meaning():
         (["mixers", "rwkv7"], "unknown mixer 'rwkv7': did you mean RWKV7?"),
         (["mixers", "--out", "here"], "--out has no effect without new"),
         (["mixers", "new"], "takes one name"),
-        (["mixers", "new", "Mine", "--costs"], "--costs has no effect on seqarch mixers new"),
+        (["mixers", "new", "Mine", "--costs"], "--costs has no effect with new"),
     ],
 )
 def test_wrong_names_and_flags_of_mixers(args, message):

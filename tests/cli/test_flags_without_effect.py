@@ -36,13 +36,13 @@ def test_a_flag_that_would_have_no_effect(refuse, command, flag):
 
 
 def test_flags_before_a_command_and_of_another_one(refuse):
-    assert refuse("mixers", "--json", "new", "A") == "--json has no effect on seqarch mixers new: leave it out"
+    assert refuse("mixers", "--json", "new", "A") == "--json has no effect with new: leave it out"
     for flag in ("--from=runs/a", "--profile=3"):
         said = refuse("validate", "--config", QUICKSTART, "--ckpt_path", "c", flag)
         assert said == f"{flag.partition('=')[0]} has no effect on seqarch validate: leave it out"
 
 
-def test_groups_of_flags_name_flags():
+def test_groups_of_flags_name_flags_and_words():
     """The conditions that groups state can hold."""
     for name, command in COMMANDS.items():
         parsers = [command.parser(name)]
@@ -51,7 +51,8 @@ def test_groups_of_flags_name_flags():
             parsers += [each for choices in commands for each in choices.values()]
             titles = [each.title or "" for each in parser._action_groups]
             groups = [title.split(" ") for title in titles if title.startswith("with")]
-            assert all(flag in parser._option_string_actions for _, flag in groups)
+            words = " ".join(each.help or "" for each in parser._actions if not each.option_strings)
+            assert all(other in parser._option_string_actions or f"`{other} " in words for _, other in groups)
 
 
 @pytest.mark.parametrize(("tasks", "flag"), [("sciq", "--lengths=64"), ("LossByDomain", "--limit=3")])
