@@ -71,7 +71,7 @@ class TextDataModule(Limited, LightningDataModule):
 
     def __init__(
         self,
-        root: str = "embedded",
+        root: Annotated[str, FILLED] = "embedded",  # an empty one would stand for the folder that the user is in
         train: dict[str, Weight] | None = None,
         ood: list[str] | None = None,
         sequence_length: Count = 256,
@@ -111,7 +111,6 @@ class TextDataModule(Limited, LightningDataModule):
     __str__ = __repr__  # Lightning's says that there are no loaders yet
 
     def _check_options(self) -> None:
-        FILLED.check("data.root", self.root)  # it would stand for the folder that the user is in
         FILLED.check("data.train", self.train)
         for name in self.ood:
             if name in self.train:
@@ -132,8 +131,8 @@ class TextDataModule(Limited, LightningDataModule):
             self._resume = self._train_loader = None
         if stage == "fit" and self.sequences_per_step > there:
             have = f"the training splits have {there:,} sequences of {self.sequence_length + 1:,} tokens"
-            given = f"data.sequences_per_step is {self.sequences_per_step:,}"
-            raise UserError(f"{given}, but {have}: make it at most {there:,}")
+            wanted = f"data.sequences_per_step is {self.sequences_per_step:,}"
+            raise UserError(f"{wanted}, but {have}: make it at most {there:,}")
 
     def read_from(self, root: str) -> None:
         """Take the domains from another place than so far."""

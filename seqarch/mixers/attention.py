@@ -1,14 +1,13 @@
 """The attention family: `Attention`, `Top1Element`, `Top1Chunk` are one mixer with exchangeable parts."""
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from seqarch.arguments import Count, Interval, Limited, Positive
+from seqarch.arguments import Count, Limited, Positive
 from seqarch.errors import UserError
 from seqarch.kernels.tensors import document_positions, known_end
 from seqarch.kernels.top1_chunk.op import CHUNK_SIZE
@@ -28,13 +27,11 @@ from seqarch.mixers.base import (
 )
 from seqarch.mixers.cores import AttentionCore, PieceState, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.options import with_options_of
-from seqarch.mixers.positions import Position, PositionEncoding, alibi_slopes, apply_rope, rope_tables
+from seqarch.mixers.positions import Base, Position, PositionEncoding, alibi_slopes, apply_rope, rope_tables
 from seqarch.mixers.short_convolution import Kernel, ShortConvolution, optional_convolution
 
 Relation = Literal["real", "constant_keys", "constant_queries_keys"]
 QKNorm = bool | Literal["weighted"]
-Base = Annotated[float, Interval(1, math.inf, "()")]
-"""Longest wavelength of RoPE, over 2 pi."""
 
 
 class Attend(Limited, nn.Module):

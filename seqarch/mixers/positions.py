@@ -1,13 +1,14 @@
 """Positions of tokens: in packed documents, rotary embeddings (RoPE), linear biases (ALiBi)."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from seqarch.arguments import Limited
+from seqarch.arguments import Count, Interval, Limited, Positive
 from seqarch.errors import UserError
 from seqarch.mixers.base import Device, linear_flops, reset_children
 
@@ -40,6 +41,8 @@ class PositionEncoding(Limited, nn.Module, ABC):
         reset_children(self)
 
 
+Base = Annotated[float, Interval(1, math.inf, "()")]
+"""The longest wavelength of RoPE over 2 pi."""
 PositionName = Literal["rope", "alibi", "none"]
 Position = PositionName | Callable[[int, int, int], PositionEncoding]
 """What `position` of an attention mixer may be: a name, or (in a recipe) the class of a `PositionEncoding`."""
@@ -111,19 +114,16 @@ class ScaledRoPE(PositionEncoding):
         n_kv_heads: int,
         head_dim: int,
         *,
-        base: float = 10000.0,
-        factor: float = 1.0,
+        base: Base = 10000.0,
+        factor: Annotated[float, Interval(1)] = 1.0,
         rule: Literal["linear", "llama3"] = "linear",
-        original_length: int = 8192,
-        low: float = 1.0,
+        original_length: Count = 8192,
+        low: Positive = 1.0,
         high: float = 4.0,
     ) -> None:
         super().__init__(n_heads, n_kv_heads, head_dim)
-        if head_dim % 2 or not (1 < base < float("inf") and factor >= 1 and 0 < low < high and original_length > 0):
-            raise UserError(
-                "ScaledRoPE needs an even head_dim, base above 1, factor of at least 1, 0 < low < high and a positive "
-                "original_length"
-            )
+        if head_dim % 2 or not low < high:
+            raise UserError(f"ScaledRoPE needs an even head_dim, not {head_dim}, and low {low} below high {high}")
         self.base, self.factor, self.rule = float(base), float(factor), rule
         self.original_length, self.low, self.high = original_length, low, high
 

@@ -18,12 +18,12 @@ from seqarch.arguments import Count, Positive
 from seqarch.errors import UserError
 from seqarch.kernels import rwkv7
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.attention import Attend, Base
+from seqarch.mixers.attention import Attend
 from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops, undecayed
 from seqarch.mixers.cores import AttentionCore, SoftmaxCore
 from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.options import with_options_of
-from seqarch.mixers.positions import Position
+from seqarch.mixers.positions import Base, Position
 from seqarch.mixers.recurrent import Composes, Projected, RecurrentState
 from seqarch.mixers.rwkv56 import RWKVTimeMix, draw_output_norm
 from seqarch.mixers.token_shift import draw_mixes, token_shift

@@ -284,7 +284,7 @@ REFUSED = [
     (Attention, {"n_heads": 4, "rope_base": 0}, "rope_base"),
     (Attention, {"n_heads": 4, "rope_base": math.nan}, "rope_base must be above 1, and finite, not nan"),
     (Attention, {"n_heads": 4, "window": 0}, "window"),
-    (Attention, {"n_heads": 4, "position": partial(ScaledRoPE, factor=0.5)}, "factor of at least 1"),
+    (Attention, {"n_heads": 4, "position": partial(ScaledRoPE, factor=0.5)}, "factor must be at least 1, not 0.5"),
     (Attention, {"n_heads": 4, "temperature": 0.0}, "temperature"),
     (Attention, {"n_heads": 4, "relation": "constant"}, "relation must be"),
     (Attention, {"n_heads": 4, "relation": "constant_keys"}, "give max_length"),

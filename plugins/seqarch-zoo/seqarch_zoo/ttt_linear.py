@@ -20,10 +20,9 @@ from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences, document_positions
 from seqarch.mixers import Mixer, MixerState
-from seqarch.mixers.attention import Base
 from seqarch.mixers.base import Scale, init_linear, is_fused, linear_flops, undecayed
 from seqarch.mixers.options import with_options_of
-from seqarch.mixers.positions import apply_rope, rope_tables
+from seqarch.mixers.positions import Base, apply_rope, rope_tables
 from seqarch.mixers.recurrent import empty_state
 
 NORM_EPS = 1e-6
