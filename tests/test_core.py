@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,11 +12,13 @@ import seqarch
 from seqarch.mixers.attention import Top1Chunk
 from seqarch.model import SequenceLM
 from seqarch.model.feed_forward import SwiGLU
+from seqarch.report.gap import FinishedModels
+from seqarch.report.runs import Evaluations
 
 PACKAGE = Path(seqarch.__file__).parent
 PAGE = PACKAGE.parent / "docs/architecture.md"
-FILES, LINES, FORWARD = 16, 3_600, 11
-"""The most files and lines of the core, and files of a forward pass of Top-1 chunk attention on a CPU."""
+FILES, LINES, FORWARD, GAP = 16, 3_600, 11, 8
+"""The most files and lines of the core, and files of a forward pass of Top-1 chunk attention on a CPU and of a gap."""
 
 
 def named(heading: str) -> list[str]:
@@ -58,3 +61,14 @@ def test_a_forward_pass_runs_in_few_files():
     files = passed(lambda: lm(tokens))
     assert len(files) <= FORWARD
     assert {*named("One forward pass")} == {*files}
+
+
+def test_a_gap_is_computed_in_few_files():
+    def models(shift: float) -> Evaluations:
+        losses = np.array([4.0, 3.8, 3.6])
+        return Evaluations(np.array([10e6, 20e6, 40e6]), losses, {"code": 2 * losses + shift, "law": losses})
+
+    seeds = [{seed: models(shift + 0.01 * seed) for seed in range(2)} for shift in (0.1, 0.0)]
+    files = passed(lambda: FinishedModels({"candidate": seeds[0]}, seeds[1]).gaps()["candidate"].sentence("a", "b"))
+    assert len(files) <= GAP
+    assert "report/estimates.py" in files  # it was traced to its sentence
