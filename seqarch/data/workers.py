@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
 
@@ -16,7 +17,7 @@ def worker_pool(workers: int | None = None) -> concurrent.futures.ProcessPoolExe
     Workers are spawned: forking would copy threads that the caller may have started, in the middle of whatever they do.
     They do not import the caller's script, which may lack the guard `if __name__ == "__main__"` and would run again.
     """
-    return _Pool(workers, multiprocessing.get_context("spawn"), _follow_parent)
+    return _Pool(workers, multiprocessing.get_context("spawn"), follow_parent, (os._exit, 1))
 
 
 class _Pool(concurrent.futures.ProcessPoolExecutor):
@@ -30,13 +31,14 @@ class _Pool(concurrent.futures.ProcessPoolExecutor):
             sys.modules["__main__"] = script
 
 
-def _follow_parent() -> None:
+def follow_parent(end: Callable[..., object], *args: Any) -> None:
+    """Leave Ctrl-C to the parent process, and call `end`, which ends this process, when the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(end, *args), daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(end: Callable[..., object], *args: Any) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)
+    end(*args)

@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any
 
+from seqarch.data.workers import follow_parent
 from seqarch.errors import UserError, of_storage, one_line, say
 
 Call = list[str] | dict[str, Any]
@@ -191,16 +192,8 @@ class Worker:
 
 def _begin(variables: Mapping[str, str]) -> None:
     """Prepare a process, before PyTorch is imported there; the exam handles Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(variables)
-    threading.Thread(target=_stop_with_the_exam, daemon=True).start()
-
-
-def _stop_with_the_exam() -> None:
-    """If the exam itself was killed, stop as for SIGTERM: write a checkpoint and end."""
-    if (exam := multiprocessing.parent_process()) is not None:
-        exam.join()
-        os.kill(os.getpid(), signal.SIGTERM)
+    follow_parent(os.kill, os.getpid(), signal.SIGTERM)  # to write a checkpoint, if the exam was killed
 
 
 class Pool(contextlib.AbstractContextManager["Pool"]):
