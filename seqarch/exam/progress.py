@@ -134,26 +134,29 @@ def readable_time(seconds: float) -> str:
 def shown(progress: Progress) -> Iterator[None]:
     """Show the line while runs are made: kept up to date in a terminal, or in a log again after each `SHARE`."""
     console = Console()
-    ended = threading.Event()
     if console.is_terminal:
-        with (
-            Live(console=console, transient=True, auto_refresh=False) as live,
-            _thread(
-                ended, lambda: live.update(Text(_line(progress) or "", overflow="ellipsis", no_wrap=True), refresh=True)
-            ),
-        ):
+        line = lambda: Text(_line(progress) or "", overflow="ellipsis", no_wrap=True)  # noqa: E731
+        with Live(console=console, transient=True, refresh_per_second=1 / EVERY, get_renderable=line):
             yield
         return
-    last = -SHARE
+    ended = threading.Event()
+    thread = threading.Thread(target=_tell, args=(progress, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
-    def tell() -> None:
-        nonlocal last
+
+def _tell(progress: Progress, ended: threading.Event) -> None:
+    last = -SHARE
+    while True:
         if (line := _line(progress)) and progress.share >= last + SHARE:
             last = progress.share
             say(line)
-
-    with _thread(ended, tell):
-        yield
+        if ended.wait(EVERY):
+            return
 
 
 def _line(progress: Progress) -> str | None:
@@ -161,19 +164,3 @@ def _line(progress: Progress) -> str | None:
         return progress.line(time.time())
     except (OSError, UserError):  # a file that is being written; the run itself says what is damaged
         return None
-
-
-@contextlib.contextmanager
-def _thread(ended: threading.Event, look: Any) -> Iterator[None]:
-    def watch() -> None:
-        look()
-        while not ended.wait(EVERY):
-            look()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
