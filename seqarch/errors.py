@@ -95,9 +95,9 @@ def one_of(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else "".join(names)
 
 
-def several(given: object) -> list:
+def several(value: object) -> list:
     """The values of an argument that takes several: one text, path or other thing is a list of itself."""
-    return [given] if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable) else list(given)
+    return [value] if isinstance(value, str | os.PathLike) or not isinstance(value, Iterable) else list(value)
 
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
@@ -155,10 +155,10 @@ def of_storage(error: OSError) -> str | None:
 
 def of_memory(error: Exception) -> str | None:
     """The message for an error of Python, NumPy or PyTorch that asked for too much memory; `None` for any other."""
-    asked = re.search(r"allocate ([\d.]+ [KMGTPE]?i?B(ytes)?)", str(error), re.IGNORECASE)
-    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and asked):
+    size = re.search(r"allocate ([\d.]+ [KMGTPE]?i?B(ytes)?)", str(error), re.IGNORECASE)
+    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and size):
         return None
-    return f"there is not enough memory{f' for {asked[1]}' if asked else ''}: choose smaller sizes"
+    return f"there is not enough memory{f' for {size[1]}' if size else ''}: choose smaller sizes"
 
 
 def one_line(message: object) -> str:

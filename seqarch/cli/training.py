@@ -26,8 +26,8 @@ def parser_of(command: str) -> ArgumentParser:
 
 def train(command: str, args: Sequence[str]) -> None:
     """Run `fit`, `validate` or `test`."""
-    given = {arg.partition("=")[0] for arg in args}
-    if command != "fit" and (wrong := given & {FROM, "--profile"}):
+    flags = {arg.partition("=")[0] for arg in args}
+    if command != "fit" and (wrong := flags & {FROM, "--profile"}):
         raise UserError(f"{min(wrong)} has no effect on seqarch {command}: leave it out")
     experiment = Experiment(args, parser=parser_of(command))
     if command == "fit":
@@ -36,5 +36,5 @@ def train(command: str, args: Sequence[str]) -> None:
     if not experiment.options.ckpt_path:
         raise UserError(f"{command} needs --ckpt_path, a checkpoint of a run")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Lightning by itself would go on
-    named = "--ckpt_path" in given  # else the recipe's, from which its run began
+    named = "--ckpt_path" in flags  # else the recipe's, from which its run began
     experiment.evaluate(None, experiment.options.ckpt_path if named else None, whole=command == "test", verbose=True)

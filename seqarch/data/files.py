@@ -18,16 +18,16 @@ READ = (*SUFFIXES, ".csv", ".arrow", ".txt", ".md")
 _HUB = "pip install 'seqarch[datasets]'"
 
 
-def find_files(given: Sequence[str | Path], subset: str | None = None, split: str | None = None) -> list[Path]:
+def find_files(names: Sequence[str | Path], subset: str | None = None, split: str | None = None) -> list[Path]:
     """The files that are meant: folders and data sets of the Hub give theirs, in order of their names.
 
     Raises:
         UserError: names the first that is not there, is named twice, is empty, or of a kind that cannot be read.
     """
-    if not given:
+    if not names:
         raise UserError("no files to prepare: name at least one")
     files: list[Path] = []
-    for each in map(str, given):
+    for each in map(str, names):
         if each.startswith("hf://"):
             files += _of_hub(each, subset, split or "train")
         elif Path(each).is_dir():

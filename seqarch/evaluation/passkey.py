@@ -109,8 +109,8 @@ class Passkey(Task):
         words = {"kind": self.kind, "key": key, "value": value}
         head, needle, question = (each.format(**words) for each in (HEAD, NEEDLE, QUESTION))
         start = scorer.encode(head)
-        asked = after(scorer, ".", f"\n{question}") if self.file else after(scorer, "\n", question)
-        room = self.length - MAX_NEW - sum(map(len, (scorer.prompt(start), self._piece(scorer, needle), asked)))
+        ending = after(scorer, ".", f"\n{question}") if self.file else after(scorer, "\n", question)
+        room = self.length - MAX_NEW - sum(map(len, (scorer.prompt(start), self._piece(scorer, needle), ending)))
         # Alone after a new line, the first sentence may have more tokens than after another one.
         room -= max(0, len(after(scorer, "\n", self._texts[0])) - len(self._piece(scorer, self._texts[0])))
         fill = self._filler(scorer, room)
@@ -119,7 +119,7 @@ class Passkey(Task):
         pieces = [self._piece(scorer, text) for text in texts]
         if self.file:
             pieces[0] = after(scorer, "\n", texts[0])
-        return [*start, *itertools.chain(*pieces), *asked], value, before / len(fill)
+        return [*start, *itertools.chain(*pieces), *ending], value, before / len(fill)
 
     def _filler(self, scorer: Scorer, room: int) -> list[str]:
         """The lines or sentences whose tokens fit into `room`."""

@@ -83,6 +83,6 @@ def _reads(kind: type[Task], option: str) -> bool:
     return option in read
 
 
-def as_tasks(given: Task | str | Sequence[Task | str]) -> list[Task]:
+def as_tasks(tasks: Task | str | Sequence[Task | str]) -> list[Task]:
     """Tasks, with those that a word means in its place; errors as those of `tasks_named`."""
-    return [task for each in several(given) for task in ([each] if isinstance(each, Task) else with_rows(each))]
+    return [task for each in several(tasks) for task in ([each] if isinstance(each, Task) else with_rows(each))]

@@ -217,16 +217,16 @@ class Scorer:
         with self._evaluating_texts():
             return self._gather_texts(rows, lambda asked: self._likelihoods(asked, answers))
 
-    def _likelihoods(self, asked: Equals, answers: Sequence[Ids]) -> Tensor:
+    def _likelihoods(self, batch: Equals, answers: Sequence[Ids]) -> Tensor:
         """The rows `[2]` of `log_likelihood` for the `asked` answers to each row of a batch, one after the other."""
-        counts = [max(len(answers[index]) for index in each) for each in asked.values()]
-        tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in asked], batch_first=True)
+        counts = [max(len(answers[index]) for index in each) for each in batch.values()]
+        tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in batch], batch_first=True)
         at = torch.zeros_like(tokens, dtype=torch.bool)
-        for i, (row, count) in enumerate(zip(asked, counts, strict=True)):
+        for i, (row, count) in enumerate(zip(batch, counts, strict=True)):
             at[i, len(row) - count : len(row)] = True
         logits = self.lm(tokens.to(self.device), at=at.to(self.device))
         where, targets, sizes = [], [], []
-        for end, each in zip(itertools.accumulate(counts), asked.values(), strict=True):
+        for end, each in zip(itertools.accumulate(counts), batch.values(), strict=True):
             for answer in (answers[index] for index in each):
                 where += range(end - len(answer), end)
                 targets += answer

@@ -76,8 +76,8 @@ class Experiment:
         parser: ArgumentParser | None = None,
     ) -> None:
         args, allowed = split_allowed(recipe_of_run(several(args)))
-        given = sorted(modules_of_classes([recipe or {}, overrides or {}]))  # whoever gives a class trusts it
-        self.allow_code = (*several(allow_code), *allowed, *given)
+        modules = sorted(modules_of_classes([recipe or {}, overrides or {}]))  # whoever gives a class trusts it
+        self.allow_code = (*several(allow_code), *allowed, *modules)
         named = {*(arg.partition("=")[0] for arg in args), *(f"--{key}" for key in flatten(overrides or {}))}
         self._names_root = bool(named & {"--data", "--data.root"})
         self._parser = parser or recipe_parser()

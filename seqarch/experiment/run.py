@@ -126,11 +126,11 @@ def checkpoint_to_begin_from(
     Raises:
         UserError: it holds another model, or leaves a run no step.
     """
-    own, given = newest_checkpoint(run_dir), _beginning(config)
-    if (found := own or given) is None:
+    own, named = newest_checkpoint(run_dir), _beginning(config)
+    if (found := own or named) is None:
         return None, None
-    if own and given and not own.samefile(given):
-        say(f"{run_dir} resumes from its own newest checkpoint, {own}, not from {given}")
+    if own and named and not own.samefile(named):
+        say(f"{run_dir} resumes from its own newest checkpoint, {own}, not from {named}")
     content, max_steps = read_checkpoint(found, weights=False), config["trainer"]["max_steps"]
     if anew := not own and config["from"] and holds_only_weights(content):
         content = read_checkpoint(found)

@@ -237,8 +237,8 @@ class Mixer(Layer):
             self.require("packed")
         if state is not None and cu_seqlens is not None and state.piece is None:
             raise UserError("a state continues one sequence: it does not go with packed documents (cu_seqlens)")
-        given = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry, "losses": losses, "tokens": tokens}
-        return {name: value for name, value in given.items() if name in self.takes}
+        inputs = {"state": state, "cu_seqlens": cu_seqlens, "carry": carry, "losses": losses, "tokens": tokens}
+        return {name: value for name, value in inputs.items() if name in self.takes}
 
     def connect(self, earlier: "Sequence[Mixer]") -> None:
         """Get to know the mixers of earlier layers; a model calls this once, after it built all layers.

@@ -54,19 +54,19 @@ def _difference(
     name: str, error: Any, bound: Any, actual: Tensor, expected: Tensor, axes: tuple[str, ...] | None
 ) -> str:
     """The error, the bound, the largest difference with its place and, along a sequence, the first wrong position."""
-    said = f"{name}: off by {error:.3g}, more than {bound:.3g}"
+    message = f"{name}: off by {error:.3g}, more than {bound:.3g}"
     if not actual.dim():
-        return said
+        return message
     difference = (actual.double() - expected.double()).abs().nan_to_num(nan=math.inf)
     index = [int(each) for each in torch.unravel_index(difference.argmax(), difference.shape)]
     place = ", ".join(f"{axis} {each}" for axis, each in zip(axes, index, strict=True)) if axes else str(index)
-    said += f"\nlargest at {place}: {actual[*index]:.9g}, not {expected[*index]:.9g}"
+    message += f"\nlargest at {place}: {actual[*index]:.9g}, not {expected[*index]:.9g}"
     if axes:
         wrong = (difference >= 1e-3 * difference.max()).transpose(0, axes.index("position")).flatten(1).any(1)
-        said += f"\nwrong positions: {_ranges(wrong.nonzero().flatten().tolist())}"
+        message += f"\nwrong positions: {_ranges(wrong.nonzero().flatten().tolist())}"
     if expected.dtype == torch.float64 and relative_error(actual, expected) < 1e-5:
-        said += "\nso small an error means that something in float64 is rounded to float32"
-    return said
+        message += "\nso small an error means that something in float64 is rounded to float32"
+    return message
 
 
 def _ranges(positions: list[int]) -> str:

@@ -177,8 +177,8 @@ class MixerSuite(MixerHarness):
                     values.append(self.weighted(self.run(mixer, inputs)))
                 derivative = (values[0] - values[1]) / (2 * step)
                 claimed = (gradients.get(f"gradient of {name}", torch.zeros(())) * direction).sum()
-                said = f"{name}: the gradient says {claimed:.6g}, the difference quotient {derivative:.6g} (bound 1e-4)"
-                assert torch.isclose(claimed, derivative, rtol=1e-4, atol=1e-4), said
+                both = f"{claimed:.6g}, the difference quotient {derivative:.6g} (bound 1e-4)"
+                assert torch.isclose(claimed, derivative, rtol=1e-4, atol=1e-4), f"{name}: the gradient says {both}"
 
     def test_bfloat16(self, configuration: Configuration) -> None:
         half, inputs = self.drawn(configuration, torch.bfloat16)

@@ -70,8 +70,8 @@ def _what_it_asks_for(error: Exception) -> object:
     """The reason of a refusal, in place of PyTorch's advice to load such a file without the check."""
     if not isinstance(error, pickle.UnpicklingError):
         return error
-    asked = re.search(r"GLOBAL (\S+)", str(error))
-    return f"it asks for {asked[1]}, which may run code" if asked else "it holds more than tensors and plain values"
+    match = re.search(r"GLOBAL (\S+)", str(error))
+    return f"it asks for {match[1]}, which may run code" if match else "it holds more than tensors and plain values"
 
 
 def read_checkpoint(path: str | Path, *, weights: bool = True) -> dict[str, Any]:

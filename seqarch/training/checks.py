@@ -55,7 +55,7 @@ def check_trainer(trainer: L.Trainer) -> None:
     """Refuse options of the trainer that prevent training or that training would not follow."""
     Interval(0).check("trainer.gradient_clip_val", trainer.gradient_clip_val)
     for option, default in UNUSED.items():
-        given = getattr(trainer, option)
+        value = getattr(trainer, option)
         # 1 is one batch, 1.0 is all; None stands in where an option is left out
-        if given is not None and (type(given), given) != (type(default), default):
-            raise UserError(f"trainer.{option} is {given}, but samples follow from max_steps and data: leave it out")
+        if value is not None and (type(value), value) != (type(default), default):
+            raise UserError(f"trainer.{option} is {value}, but samples follow from max_steps and data: leave it out")

@@ -229,13 +229,13 @@ def transferred_optimizer(
         UserError: as `named_optimizer`, or the rule does not know this optimizer.
     """
     factory = factory or _fused_adamw
-    given = factory([{"params": [*parameters.values()][:1]}], rate)
-    if not isinstance(given, torch.optim.Adam | Muon):
-        raise UserError(f"model.base_width has a rule for AdamW, Adam and Muon, not for {type(given).__name__}")
+    trial = factory([{"params": [*parameters.values()][:1]}], rate)
+    if not isinstance(trial, torch.optim.Adam | Muon):
+        raise UserError(f"model.base_width has a rule for AdamW, Adam and Muon, not for {type(trial).__name__}")
     more: Group = {}
     rates = {name: rate * factor.rate for name, factor in factors.items()}
-    if isinstance(given, Muon):
-        if given.matrix_defaults["adjust_lr_fn"] == "original":
+    if isinstance(trial, Muon):
+        if trial.matrix_defaults["adjust_lr_fn"] == "original":
             raise UserError("model.base_width chooses adjust_lr_fn of Muon: leave one of them out")
         more = {"adjust_lr_fn": "spectral"}
         of_matrices = rate * RMS_OF_ADAMW * base_width**0.5
@@ -258,15 +258,15 @@ def named_optimizer(factory: OptimizerFactory, groups: list[Group], rate: float,
         UserError: it cannot take these parameters or options, or an option is set in two places.
     """
     with refused("model.optimizer", UserError, Exception, why=True):  # whatever the optimizer's code raises
-        given = factory([{"params": groups[0]["params"]}], rate)
-        takes = inspect.signature(type(given)).parameters
+        trial = factory([{"params": groups[0]["params"]}], rate)
+        takes = inspect.signature(type(trial)).parameters
         for name in OF_THE_MODEL:
-            if name in takes and given.defaults.get(name) != takes[name].default:
+            if name in takes and trial.defaults.get(name) != takes[name].default:
                 raise UserError(f"{name} is an option of the model, for every optimizer: set model.{name}")
         for name, unused in UNUSED.items():
             if name not in takes and options[name] != unused:
                 what = name.replace("_", " ")
-                raise UserError(f"{type(given).__name__} has no {what}: set model.{name} to {unused}")
+                raise UserError(f"{type(trial).__name__} has no {what}: set model.{name} to {unused}")
         shared = {name: options[name] for name in OF_THE_MODEL[:1] if name in takes}
         return factory([{**group, **shared} for group in groups], rate)
 
