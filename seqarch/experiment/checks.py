@@ -25,8 +25,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from seqarch.errors import UserError, say, several, unknown
 from seqarch.runs.keys import flatten
 from seqarch.training import LanguageModel
-from seqarch.training.checkpoint import weights_of_another_model
 from seqarch.training.fsdp import FSDP2
+from seqarch.training.weights import OtherWeights
 
 PROCESSES = 8
 """Processes per core of a CPU, at most."""
@@ -275,7 +275,7 @@ def _explained(error: Exception, checkpoint: str | Path | None) -> str | None:
     if isinstance(error, torch.distributed.DistError) or "/gloo/" in text:
         again = "read the error of that process, then start the same command again"
         return f"the connection to another process of this run broke: {again} ({first})"
-    if detail := weights_of_another_model(error):
+    if isinstance(error, OtherWeights):
         own = "use the config.yaml of its own run folder"
-        return f"the checkpoint holds another model than the configuration describes ({detail}): {own}"
+        return f"the checkpoint holds another model than the configuration describes ({error}): {own}"
     return None

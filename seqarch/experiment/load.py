@@ -17,14 +17,7 @@ from seqarch.model import SequenceLM, stream
 from seqarch.model.decoder import check_drawn
 from seqarch.runs.layout import named_checkpoint
 from seqarch.training import LanguageModel
-from seqarch.training.checkpoint import (
-    build_module,
-    model_options,
-    model_parser,
-    read_checkpoint,
-    tokenizer_of,
-    weights_of_another_model,
-)
+from seqarch.training.checkpoint import build_module, model_options, model_parser, read_checkpoint, tokenizer_of
 
 
 @typed
@@ -40,7 +33,8 @@ def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tupl
     """
     checkpoint = named_checkpoint(checkpoint)
     content = read_checkpoint(checkpoint)
-    with refused(f"the model of {checkpoint} cannot be built here", UserError, RuntimeError, why=_first_reason):
+    wrong = f"the model of {checkpoint} cannot be built here"
+    with refused(wrong, UserError, RuntimeError, why=lambda error: first_sentence(str(error))):
         module = module_of(content, several(allow_code))
         module.load_state_dict(content["state_dict"])
         lm = module.built()
@@ -48,10 +42,6 @@ def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tupl
         tokenizer = tokenizer_of(content)
         check_model(lm, tokenizer)
     return lm.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
-
-
-def _first_reason(error: Exception) -> str:
-    return weights_of_another_model(error) or first_sentence(str(error))
 
 
 def module_of(content: Mapping[str, Any], allow_code: Collection[str] = ()) -> LanguageModel:

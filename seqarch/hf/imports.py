@@ -23,17 +23,10 @@ from seqarch.model import SequenceLM
 from seqarch.runs.files import atomic, check_folder, read_json
 from seqarch.runs.layout import TOKENIZER, checkpoint_path, run_name
 from seqarch.runs.record import write_config, write_record
-from seqarch.training.checkpoint import (
-    check_entries,
-    check_weights,
-    read_tensors,
-    tokenizer_files,
-    tokenizer_of,
-    weights_of_another_model,
-)
+from seqarch.training.checkpoint import check_entries, check_weights, read_tensors, tokenizer_files, tokenizer_of
 from seqarch.training.integrity import seal
 from seqarch.training.run_folder import describe_model, now
-from seqarch.training.weights import EMBEDDING, FILES, HEAD, read_safetensors, with_head
+from seqarch.training.weights import EMBEDDING, FILES, HEAD, OtherWeights, read_safetensors, with_head
 from seqarch.versions import commit
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
@@ -192,7 +185,7 @@ def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Pa
 def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[str, Any], source: str) -> None:
     """Write the run folder, once the model has taken all weights."""
     module = module_of(content)
-    with refused("the weights are those of another model", RuntimeError, why=weights_of_another_model):
+    with refused("the weights are those of another model", OtherWeights, why=True):
         module.load_state_dict(content["state_dict"])
     lm = module.built()
     with refused("the model cannot be imported", UserError, why=True):

@@ -308,13 +308,6 @@ def build_module(options: Namespace, allow: Collection[str] = ()) -> LanguageMod
     return module
 
 
-def weights_of_another_model(error: Exception) -> str | None:
-    """PyTorch's message about weights that do not fit the model, on one line; `None` for any other error."""
-    if not str(error).startswith("Error(s) in loading state_dict"):
-        return None
-    return one_line(str(error).split(":", 1)[1]).partition(". ")[0]
-
-
 def other_model(content: Mapping[str, Any], config: Mapping[str, Any], complete: Callable[[Any], Any]) -> str | None:
     """The difference between a checkpoint's model and that of a configuration, in words; `None` if they are the same.
 

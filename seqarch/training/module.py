@@ -33,6 +33,7 @@ from seqarch.training.optimizers import (
     try_step,
 )
 from seqarch.training.schedule import ScheduleFactory, Shape, decay_start, warmup_and_decay
+from seqarch.training.weights import fitting
 
 Rate = Annotated[float, Interval(0, 1)]
 
@@ -183,6 +184,8 @@ class LanguageModel(Limited, L.LightningModule):
         if self.origin:
             own, weights = self.state_dict(), self.origin["state_dict"]
             self.load_state_dict({name: split_like(own.get(name), each) for name, each in weights.items()})
+
+    load_state_dict = fitting()(L.LightningModule.load_state_dict)
 
     def built(self) -> SequenceLM:
         """The model, once `configure_model` has built it."""

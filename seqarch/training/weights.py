@@ -4,7 +4,8 @@ The format holds tensors and texts only, so reading it runs no code.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from seqarch.errors import UserError, refused
+from seqarch.errors import UserError, one_line, refused
 from seqarch.runs.files import atomic, check_file, parse_json
 
 SUFFIX = ".safetensors"
@@ -23,6 +24,19 @@ PUBLIC = ("version", "precision", "tokenizer", "hold_outs", "sources")
 _KEY = "seqarch"
 FILES = "tokenizer_files."
 """Before the names of the tokenizer's files among the tensors."""
+
+
+class OtherWeights(RuntimeError):
+    """Weights that do not fit the model."""
+
+
+@contextmanager
+def fitting() -> Iterator[None]:
+    """Around the loading of weights: raise `OtherWeights` with the first that PyTorch names; it has no class for it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OtherWeights(one_line(str(error).partition(":")[2]).partition(". ")[0]) from error
 
 
 def facts_of(content: Mapping[str, Any]) -> dict[str, Any]:
