@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -337,18 +336,6 @@ def init_linear(layer: nn.Linear, std: float = 0.02) -> None:
 def has_fixed_std(parameter: Tensor) -> None:
     """Note that outputs of the initial parameter grow with the square root of `d_model` (`seqarch.model.transfer`)."""
     parameter._fixed_std = True  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def init_step_bias(bias: Tensor) -> None:
-    """The bias whose softplus, a step of the recurrence, is log-uniform in 0.001..0.1 (Mamba, arXiv 2312.00752)."""
-    with torch.no_grad():
-        step = bias.uniform_(math.log(0.001), math.log(0.1)).exp_()
-        step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus
-
-
-def other_backend(backend: str) -> str:
-    """The backend of a mixer's other ops: "reference" if its recurrence uses the reference, else "auto"."""
-    return "reference" if backend == "reference" else "auto"
 
 
 def leave_undecayed(*parameters: Tensor) -> None:

@@ -24,11 +24,10 @@ from seqarch.mixers.base import (
     init_linear,
     is_fused,
     linear_flops,
-    other_backend,
     residual_std,
 )
 from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import Kernel, ShortConvolution
+from seqarch.mixers.short_convolution import Kernel, ShortConvolution, other_backend
 
 Kind = Literal["convolution", "linear", "window"]
 GROUP: tuple[Kind, ...] = ("convolution", "linear", "window", "convolution", "convolution")

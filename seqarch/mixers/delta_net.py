@@ -16,9 +16,9 @@ from seqarch.arguments import Count, Positive
 from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
 from seqarch.kernels.tensors import at_least_float32, softplus
-from seqarch.mixers.base import Scale, init_linear, init_step_bias, is_fused, size_heads, undecayed
+from seqarch.mixers.base import Scale, init_linear, is_fused, size_heads, undecayed
 from seqarch.mixers.options import with_options_of
-from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState, init_step_bias
 from seqarch.mixers.short_convolution import Kernel, optional_convolution
 
 

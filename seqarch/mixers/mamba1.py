@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from seqarch.arguments import Count
 from seqarch.kernels import selective_scan
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.base import Scale, init_step_bias, is_fused, undecayed
+from seqarch.mixers.base import Scale, is_fused, undecayed
 from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.implied import implied_entropy
-from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState, init_step_bias
 from seqarch.mixers.short_convolution import Kernel, optional_convolution
 
 Decay = Literal["full", "one", "none"]

@@ -17,10 +17,10 @@ from seqarch.errors import UserError
 from seqarch.kernels import gated_rms_norm, ssd
 from seqarch.kernels.gated_norm.op import skip_and_gate
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.base import Scale, init_step_bias, is_fused, other_backend, undecayed
+from seqarch.mixers.base import Scale, is_fused, undecayed
 from seqarch.mixers.mamba1 import Decay
-from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import Kernel, optional_convolution
+from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState, init_step_bias
+from seqarch.mixers.short_convolution import Kernel, optional_convolution, other_backend
 
 NORM_EPS = 1e-5
 A_RANGE = (1.0, 16.0)

@@ -207,3 +207,10 @@ def empty_state(batch_size: int, shape: Shape, device: Device, dtype: torch.dtyp
 
 def _shapes(shape: Any) -> tuple[tuple[int, ...], ...]:
     return shape if isinstance(shape[0], tuple) else (shape,)
+
+
+def init_step_bias(bias: Tensor) -> None:
+    """The bias whose softplus, a step of the recurrence, is log-uniform in 0.001..0.1 (Mamba, arXiv 2312.00752)."""
+    with torch.no_grad():
+        step = bias.uniform_(math.log(0.001), math.log(0.1)).exp_()
+        step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from seqarch.arguments import Interval, Limited
 from seqarch.errors import UserError
 from seqarch.kernels import qkv_convolution, short_convolution
-from seqarch.mixers.base import Device, MixerState, other_backend
+from seqarch.mixers.base import Device, MixerState
 from seqarch.mixers.pieces import Piece
 
 Kernel = Annotated[int, Interval(2)]
@@ -146,3 +146,8 @@ def optional_convolution(
             f"conv_size={kernel_size} does nothing without a convolution: leave it out, or set conv to true"
         )
     return None
+
+
+def other_backend(backend: str) -> str:
+    """The backend of a mixer's other ops: "reference" if its recurrence uses the reference, else "auto"."""
+    return "reference" if backend == "reference" else "auto"

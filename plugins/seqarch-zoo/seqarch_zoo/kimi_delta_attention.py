@@ -17,8 +17,8 @@ from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.rwkv7 import rwkv7_reference
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences, is_tracked, softplus
-from seqarch.mixers.base import Scale, init_linear, init_step_bias, is_fused, size_heads, undecayed
-from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.base import Scale, init_linear, is_fused, size_heads, undecayed
+from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState, init_step_bias
 from seqarch.mixers.short_convolution import Kernel, optional_convolution
 
 NORM_EPS = 1e-5

@@ -17,9 +17,9 @@ from seqarch.arguments import Count
 from seqarch.errors import UserError
 from seqarch.kernels import ssd
 from seqarch.kernels.tensors import at_least_float32, check_sequences, document_positions
-from seqarch.mixers.base import Scale, init_step_bias, is_fused, undecayed
+from seqarch.mixers.base import Scale, is_fused, undecayed
 from seqarch.mixers.mamba2 import check_sizes
-from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
+from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState, init_step_bias
 
 NORM_EPS = 1e-5
 SMALLEST_A = 1e-4

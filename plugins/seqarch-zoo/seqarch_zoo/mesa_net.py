@@ -19,9 +19,9 @@ from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.chunks import chunk_length, join_chunks, split_chunks
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences
-from seqarch.mixers.base import Scale, init_linear, is_fused, other_backend, size_heads, undecayed
+from seqarch.mixers.base import Scale, init_linear, is_fused, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
-from seqarch.mixers.short_convolution import Kernel, ShortConvolution
+from seqarch.mixers.short_convolution import Kernel, ShortConvolution, other_backend
 
 CHUNK_SIZE = 64
 NORM_EPS = 1e-5
