@@ -24,6 +24,7 @@ from seqarch.report import compare
 from seqarch.runs.record import read_record, write_record
 from seqarch.runs.results import newest_results
 from tests.conftest import TINY, flags
+from tests.data.test_tokenizer_files import files  # noqa: F401 - a fixture
 from tests.hf.test_model import MIXERS, OPTIONS
 from tests.training.test_optimizers import curves, interrupted
 
@@ -227,17 +228,14 @@ def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
     assert "Evaluations: again against run" in page
 
 
-def test_published_models_with_other_tokenizers_share_a_table(shards, tmp_path):
+def test_published_models_with_other_tokenizers_share_a_table(shards, files, tmp_path):  # noqa: F811
     """Bits per byte, copying, passkeys, recall, entropy, state and speed of three models, from import to report."""
-    pytest.importorskip("sentencepiece")
-    from tests.hf.test_export import like_llama
-
     for domain in ("docs", "code"):
         documents = map(json.loads, (shards / f"{domain}.jsonl").read_text().splitlines())
         lines = [json.dumps({"text": document["text"][:2000]}) + "\n" for document in documents]
         (tmp_path / f"{domain}.jsonl").write_text("".join(lines))
     runs = []
-    for name, tokenizer in (("gpt2", "byte"), ("mamba2-130m", "byte"), ("llama-2", str(like_llama(tmp_path)))):
+    for name, tokenizer in (("gpt2", "byte"), ("mamba2-130m", "byte"), ("llama-2", str(files["sentencepiece"]))):
         length = {"n_positions": 768} if name == "gpt2" else {}
         published(name, tmp_path / name, vocab_size=420, **length)
         root, run = tmp_path / f"shards_{Path(tokenizer).stem}", tmp_path / f"runs/{name}"
