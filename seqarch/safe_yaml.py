@@ -14,6 +14,8 @@ from yaml.constructor import SafeConstructor
 
 from seqarch.errors import UserError, refused
 
+FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader of libyaml, which takes a thirtieth of the time; some builds of PyYAML do not have it."""
 LARGEST = 20_000
 """Entries of a configuration, aliases counted as often as they are used; the longest of ours has some 200."""
 DEEPEST = 50
@@ -45,7 +47,10 @@ def is_word(text: str) -> bool:
 def nodes(text: str, name: str) -> Any:
     """The nodes of a YAML text; `name` is what it is called if it nests too deeply."""
     with refused(f"{name} nests too deeply to be a configuration", RecursionError):
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        try:
+            return yaml.compose(text, Loader=FAST)
+        except yaml.YAMLError:  # the other loader says what is wrong more clearly, and that nodes nest too deeply
+            return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def compose(path: Path) -> yaml.Node | None:

@@ -121,7 +121,7 @@ def _of_node(node: Any, path: str = "") -> Tree:
 
 def _scalar(node: yaml.ScalarNode) -> Any:
     """The value as jsonargparse reads it: `1e-3` is a number, a date is text."""
-    is_typed = node.tag in TYPED or (node.style is None and NUMBER.fullmatch(node.value))
+    is_typed = node.tag in TYPED or (not node.style and NUMBER.fullmatch(node.value))
     return get_loader("yaml")(node.value) if is_typed else node.value
 
 

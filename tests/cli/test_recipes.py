@@ -140,7 +140,7 @@ def test_recipe_runs_one_step_at_a_small_size(name, shards, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_write_to_folders_of_their_own(name):
-    content = yaml.safe_load((RECIPES / name).read_text())
+    content = safe_yaml.load(RECIPES / name)
     stem = name.removesuffix(".yaml")
     if not stem.startswith("quickstart"):
         assert content["run_dir"] == f"runs/{stem}"
