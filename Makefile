@@ -8,7 +8,9 @@ READY := $(VENV)/seqarch-ready
 PARITY := $(VENV)/seqarch-parity
 DOCS := $(VENV)/seqarch-docs
 
-.PHONY: quickstart test coverage slow zoo oldest_triton parity lint types docs results dist
+.PHONY: install quickstart test coverage slow zoo oldest_triton parity lint types docs results dist
+
+install: $(READY)
 
 quickstart: $(READY)
 	$(BIN)/seqarch fit --config recipes/quickstart.yaml

@@ -21,6 +21,7 @@ ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.m
 OPTIONS, GALLERY, QUESTIONS, NOTEBOOK = "options.md", "results/gallery.md", "questions.md", "notebook.md"
 ASKED, NOTES = ROOT / "docs/questions.csv", ROOT / "docs/notebook.ipynb"
 """The sources of two pages that are made: questions with the pages that answer them, and the notebook."""
+LAST = {OPTIONS, "architecture.md", "changelog.md", "extend.md", "results/drafts.md"}
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.DOTALL)
 ROLE = re.compile(r":\w+:`~?(?:\w+\.)*(\w+)`")
 FIGURE = re.compile(r'<img alt="[^"]*" src="([^"]+\.png)"\s*/?>')
@@ -64,6 +65,13 @@ def on_files(files: Any, config: Any) -> Any:
     for name, content in made.items():
         files.append(File.generated(config, name, content=content))
     return files
+
+
+def on_page_markdown(text: str, page: Any, **_: Any) -> str:
+    """Let a search find pages for developers after those for users."""
+    if page.file.src_uri in LAST:
+        page.meta["search"] = {"boost": 0.5}
+    return text
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
@@ -154,7 +162,6 @@ def options_page() -> str:
     parsers = {"fit": build_parser(*training.words("fit"))}
     parsers |= {name: command.parser(f"seqarch {name}") for name, command in commands.COMMANDS.items()}
     lines = [
-        "---\nsearch:\n  boost: 2\n---",
         "# All options",
         "Every option of every command with its default value. This page is made from the parsers of the commands.",
         "`seqarch validate` and `seqarch test` take the options of `seqarch fit`. "

@@ -284,7 +284,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 def test_the_mixer_in_the_readme_keeps_the_contract(workplace) -> None:
     workplace(ROOT / "README.md")
-    suite = type("Suite", (MixerSuite,), {"mixer": importlib.import_module("my_package").CausalMean})()
+    suite = type("Suite", (MixerSuite,), {"mixer": importlib.import_module("causal_mean").CausalMean})()
     for name in (
         "causality",
         "train_and_eval_agree",
