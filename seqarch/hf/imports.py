@@ -73,7 +73,7 @@ def import_model(
             content, own = _of_seqarch(config, weights, folder)
         else:
             content, own = _of_family(config, weights, folder), None
-        if not isinstance(length := content["TextDataModule"]["sequence_length"], int) or length < 1:
+        if not (isinstance(length := content["TextDataModule"]["sequence_length"], int) and 0 < length < 2**31):
             raise UserError(f"{folder / CONFIG} has sequence_length {length!r}: restore the number of tokens")
     if tokenizer is not None or own is None:
         own = find_tokenizer(str(folder) if tokenizer is None else tokenizer, eos_token, bos_token)

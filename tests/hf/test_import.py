@@ -95,6 +95,7 @@ def changed(folder, **config):
         ("llama-2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn'"),
         ("llama-2", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ("llama-2", {"max_position_embeddings": "x"}, "has sequence_length 'x'"),
+        ("llama-2", {"max_position_embeddings": 2**64}, "has sequence_length 18446"),
         ("llama-2", {"intermediate_size": 64}, r"up_proj|gate_proj"),
         ("mamba2-130m", {"n_groups": 2}, "n_groups 2"),
         ("mamba2-130m", {"num_heads": 4}, "num_heads 4"),
