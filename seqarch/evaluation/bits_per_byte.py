@@ -17,8 +17,10 @@ class BitsPerByte(Task):
     """The loss on each domain's evaluation set in bits per byte of UTF-8 text, `bits_per_byte/<role>/<domain>`.
 
     It is the sum of the losses in nats, over ln 2 times the bytes of the predicted tokens. The token that ends or
-    begins a document has no byte, and its loss counts. The set's sequences begin where the tokenizer has them, so two
-    tokenizers measure nearly, not exactly, the same text. `LossByDomain` gives the same values.
+    begins a document has no byte, and its loss counts. A part of a character, where a sequence begins or ends, counts
+    as three bytes. In a Chinese text this changed the number of bytes by less than 0.1 %. The set's sequences begin
+    where the tokenizer has them, so two tokenizers measure nearly, not exactly, the same text. `LossByDomain` gives the
+    same values.
     """
 
     group = "loss"
