@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import yaml
 
@@ -58,6 +59,12 @@ def test_options_stay_in_one_piece_and_long_names_break_between_their_parts():
     page = hooks.on_page_content("<pre><code>seqarch fit --data.root s</code></pre><td><code>a.b_c</code></td>", None)
     command = '<pre><code>seqarch fit <span class="name">--data.root</span> s</code></pre>'
     assert page == command + '<td><code class="name">a.<wbr>b_<wbr>c</code></td>'
+
+
+def test_a_search_finds_pages_for_developers_last():
+    for name, meta in (("extend.md", {"search": {"boost": 0.5}}), ("exam.md", {})):
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name), meta={})
+        assert (hooks.on_page_markdown("text", page), page.meta) == ("text", meta)
 
 
 def test_links_of_the_root_s_pages_lead_to_pages():
