@@ -6,6 +6,7 @@ import json
 import sys
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -19,6 +20,7 @@ from seqarch.bench.rows import versions
 from seqarch.bench.training_step import draw_documents, draw_tokens, flops_of, time_recipe, time_training
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -38,7 +40,13 @@ def bench(*args, **model):
     cli.main(["bench", "mixers", *map(str, args), *(f"--{key}={value}" for key, value in model.items())])
 
 
-def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys):
+def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys, monkeypatch):
+    def forked(command, env, **options):
+        assert command[:2] == [sys.executable, "-m"]
+        assert options == {"capture_output": True, "text": True}
+        return processes.seqarch(command[3:], tmp_path / "logs", env, module=command[2])
+
+    monkeypatch.setattr("seqarch.bench.jobs.subprocess", SimpleNamespace(run=forked))
     path = tmp_path / "rows.csv"
     bench("quickstart", "--steps=3", "--micro_batch_size=2", "--sequence_length=32", f"--csv={path}", **SMALL)
     with path.open(newline="") as file:
