@@ -110,7 +110,7 @@ def moments(content):
         (lambda c: c["TextDataModule"].update(position="x"), "the checkpoint's position in the data is damaged: ['x'"),
         (lambda c: c["TextDataModule"].update(train=torch.ones(2)), "(TypeError: Object of type Tensor is not JSON"),
         (lambda c: c["loops"]["fit_loop"].update(epoch_loop="x"), "its 'loops' hold more than numbers"),
-        (lambda c: c["lr_schedulers"][0].update(last_epoch=10**400), "its 'lr_schedulers' hold more than numbers"),
+        (lambda c: c["lr_schedulers"][0].update(last_epoch=10**400), "'lr_schedulers': a number has more than 300"),
         (lambda c: c["optimizer_states"][0]["param_groups"][0].update(lr="x"), "its 'optimizer_states' hold more"),
         (lambda c: c["lr_schedulers"][0].update(base_lrs=[]), "its 'lr_schedulers' are not those of its optimizer"),
         (lambda c: c["lr_schedulers"][0].update(step=5), "its 'lr_schedulers' are not those of its optimizer"),
