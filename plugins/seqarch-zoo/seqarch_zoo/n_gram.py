@@ -57,21 +57,23 @@ class NGram(Mixer):
     ) -> Tensor:
         if tokens is None:
             raise UserError("NGram needs the ids of the tokens, which only a model gives: no other mixer may hold it")
-        check_sequences({"x [B, T, C]": x}, cu_seqlens)
-        ids = tokens.unsqueeze(-1)
-        if cu_seqlens is not None:
-            means = per_document(lambda x, ids: self._means(x, ids, None), (x, ids), cu_seqlens)
-        else:
-            means = self._means(x, ids, state)
-        return self.earlier(means.to(x.dtype)) + self.own(x)
-
-    def _means(self, x: Tensor, ids: Tensor, state: KeyValueState | None) -> Tensor:
-        length, start = x.shape[1], 0 if state is None else state.start
-        keys = x.unsqueeze(2)
+        keys, ids, start = x.unsqueeze(2), tokens.unsqueeze(-1), 0
         if state is not None:
+            start = state.start
             keys, ids = state.extend(keys, ids.unsqueeze(-1))
             ids = ids.squeeze(-1)
-        places = start + torch.arange(length, device=x.device)
+            if state.piece is not None:
+                cu_seqlens = state.piece.borders(cu_seqlens, state.piece.start)
+        check_sequences({"x [B, T, C]": keys.squeeze(2)}, cu_seqlens)
+        if cu_seqlens is None:
+            means = self._means(x, keys, ids, start)
+        else:
+            alone = lambda x, keys, ids: self._means(x, keys, ids, keys.shape[1] - x.shape[1])  # noqa: E731
+            means = per_document(alone, (x, keys, ids), cu_seqlens)
+        return self.earlier(means.to(x.dtype)) + self.own(x)
+
+    def _means(self, x: Tensor, keys: Tensor, ids: Tensor, start: int | Tensor) -> Tensor:
+        places = start + torch.arange(x.shape[1], device=x.device)
         grams = torch.cat(
             [F.pad(ids, (0, 0, back, 0), value=NO_TOKEN)[:, : ids.shape[1]] for back in range(self.n)], -1
         )

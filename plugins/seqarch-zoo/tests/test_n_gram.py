@@ -37,7 +37,7 @@ def test_equals_the_authors_layer(n):
 
 def test_what_follows_the_last_token_is_found():
     mixer, x = NGram(4, 0, 2), torch.eye(6)[None, :, :4]
-    found = mixer._means(x, torch.tensor([5, 1, 7, 5, 2, 5])[None, :, None], None)
+    found = mixer._means(x, x.unsqueeze(2), torch.tensor([5, 1, 7, 5, 2, 5])[None, :, None], 0)
     torch.testing.assert_close(found[0, 3], x[0, 1])  # what followed the first 5
     torch.testing.assert_close(found[0, 5], (x[0, 1] + x[0, 4]) / 2)
     assert not found[0, :3].any()
