@@ -121,11 +121,13 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
     if not model.get("mixers"):
         raise UserError("the recipe names no mixers under model.mixers, so there is nothing to examine")
     if not isinstance(d_model := model.get("d_model"), int) or not 1 <= d_model <= WIDEST:
-        raise UserError(f"the recipe's model.d_model is {d_model}: give the width for which its mixers are set")
-    hidden = _options(model.get("feed_forward")).get("hidden")
-    COUNT.check("the recipe's model.n_layers", model.get("n_layers"))
-    COUNT.check("its feed_forward.hidden", hidden)
+        raise UserError(f"the recipe's model.d_model is {d_model!r}: give the width for which its mixers are set")
     usual, here = shape_of(d_model), size.shape
+    hidden = _options(model.get("feed_forward")).get("hidden")
+    n_layers = model.get("n_layers", usual.n_layers)
+    for option, value in {"n_layers": n_layers, "feed_forward.hidden": hidden or 1}.items():
+        if not isinstance(value, int) or value not in COUNT:
+            raise UserError(f"the recipe's model.{option} is {value!r}: expected a whole number from 1")
     derived = copy.deepcopy(size.recipe)
     target = derived["model"]
     for key in ("mixers", *ARCHITECTURE):
@@ -139,7 +141,7 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
     if target.get("learned_positions"):
         target["learned_positions"] = here.sequence_length
     repeat = len(model.get("pattern") or [0])
-    layers = here.n_layers * model.get("n_layers", usual.n_layers) / usual.n_layers
+    layers = here.n_layers * n_layers / usual.n_layers
     target["n_layers"] = max(1, round(layers / repeat)) * repeat
     return derived
 

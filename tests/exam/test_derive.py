@@ -261,10 +261,19 @@ def test_a_recipe_of_another_width_is_scaled(small):
     assert recipe["model"]["n_layers"] == 16
 
 
-@pytest.mark.parametrize("width", [None, 0])
-def test_a_recipe_without_a_width_is_refused(small, width):
-    with pytest.raises(UserError, match=rf"model.d_model is {width}: give the width"):
-        from_recipe(small, {"model": {"d_model": width, "mixers": {"a": "Mamba2"}}})
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"d_model": None}, "model.d_model is None: give the width"),
+        ({"d_model": 0}, "model.d_model is 0: give the width"),
+        ({"n_layers": "2"}, "model.n_layers is '2': expected a whole number"),
+        ({"n_layers": 0}, "model.n_layers is 0: expected a whole number"),
+        ({"feed_forward": {"class_path": "GELUMLP", "init_args": {"hidden": "64"}}}, "feed_forward.hidden is '64'"),
+    ],
+)
+def test_a_recipe_whose_sizes_are_no_numbers_is_refused(small, model, message):
+    with pytest.raises(UserError, match=message):
+        from_recipe(small, {"model": {"d_model": 64, "mixers": {"a": "Mamba2"}, **model}})
 
 
 def test_all_mixers_start_from_the_same_embedding(fit, monkeypatch):
