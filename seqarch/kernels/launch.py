@@ -146,12 +146,16 @@ def padded(n: int) -> int:
     return max(1 << (n - 1).bit_length(), 16)
 
 
-def token_rows(t: Tensor) -> Tensor:
-    """`t [B, T, ...]`, copied unless each token is in one piece and the tokens of all rows lie one stride apart."""
+def in_token_rows(t: Tensor) -> bool:
+    """Whether each token of `t [B, T, ...]` is in one piece and the tokens of all rows lie one stride apart."""
     inner = torch.empty(t.shape[2:], device="meta").stride()
-    in_rows = t.stride()[2:] == inner and (t.shape[0] == 1 or t.stride(0) == t.shape[1] * t.stride(1))
+    return t.stride()[2:] == inner and (t.shape[0] == 1 or t.stride(0) == t.shape[1] * t.stride(1))
+
+
+def token_rows(t: Tensor) -> Tensor:
+    """`t [B, T, ...]`, copied unless it is `in_token_rows`."""
     # not contiguous(), which leaves the strides of a dimension of one element as they are
-    return t if in_rows else t.clone(memory_format=torch.contiguous_format)
+    return t if in_token_rows(t) else t.clone(memory_format=torch.contiguous_format)
 
 
 def common_factor(*strides: int) -> int:

@@ -98,7 +98,8 @@ def _check_bounds(monkeypatch):
     def remember(self, args, options):
         nonlocal starts, ends
         found = begin(self, args, options)
-        tensors = [t for t in (*found[0], *found[1].values()) if isinstance(t, torch.Tensor) and t.numel()]
+        given = (getattr(t, "base", t) for t in (*found[0], *found[1].values()))  # the tensor of a descriptor
+        tensors = [t for t in given if isinstance(t, torch.Tensor) and t.numel()]
         spans = sorted((t.data_ptr(), t.data_ptr() + t.element_size() * _extent(t)) for t in tensors)
         starts, ends = numpy.array(spans, numpy.uint64).reshape(-1, 2).T
         ends = numpy.maximum.accumulate(ends)
@@ -107,14 +108,14 @@ def _check_bounds(monkeypatch):
     def check(name):
         access = getattr(interpreter.InterpreterBuilder, name)
 
-        def checked(self, pointers, *rest):
+        def checked(self, pointers, *rest, **options):
             mask = rest[0] if name == "create_masked_load" else rest[1]
             first = pointers.data[numpy.broadcast_to(mask.data, pointers.data.shape)].astype(numpy.uint64)
             size = numpy.uint64(interpreter._get_np_dtype(pointers.get_element_ty()).itemsize)
             at = numpy.searchsorted(starts, first, "right")
             if not ((at > 0) & (first + size <= ends[at - 1])).all():
                 raise IndexError(f"{name} outside of the kernel's tensors")
-            return access(self, pointers, *rest)
+            return access(self, pointers, *rest, **options)
 
         monkeypatch.setattr(interpreter.InterpreterBuilder, name, checked)
 

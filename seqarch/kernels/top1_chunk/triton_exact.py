@@ -92,7 +92,48 @@ def candidates_kernel(
 
 
 @triton.jit
-def chunk_mass(b_s, b_part, scale, bound, MODE: tl.constexpr):
+def fma_exp2(x):
+    """2^x for |x| < 126 on the FMA units. The relative error is below 2^-22, as that of `exp2`.
+
+    The integer next to x goes into the exponent of a minimax polynomial.
+    """
+    shifted = x + 12582912.0  # 1.5 * 2^23: the sum is rounded to an integer, which its low bits hold
+    f = x - (shifted - 12582912.0)
+    power = ((1.32764721e-3 * f + 9.67554139e-3) * f + 5.55071327e-2) * f + 0.240221197
+    power = (power * f + 0.693146967) * f + 1.000000072
+    exponent = shifted.to(tl.int32, bitcast=True) << 23
+    return (exponent + power.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def halves(x):
+    """Every other group of the columns `x [BT, N, 8]`, twice `[BT, N / 2, 8]`."""
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2, 8]), [0, 1, 3, 2]))
+
+
+@triton.jit
+def neighbours(x):
+    """The two of each pair of the columns `x [BT, N, 8]`."""
+    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1], 4, 2]))
+
+
+@triton.jit
+def sum_exp2(x):
+    """`sum_j 2^x_ij` of `x [BT, N]`, an eighth of the powers on the FMA units, which idle while others compute `exp2`.
+
+    A thread has two neighbours in each group of eight columns of a product, so it splits its own registers.
+    """
+    even, odd = halves(tl.reshape(x, [x.shape[0], x.shape[1] // 8, 8]))
+    x0, x1 = halves(even)
+    x2, x3 = halves(odd)
+    a, b = neighbours(x0)
+    c, d = neighbours(tl.exp2(x1) + tl.exp2(x2) + tl.exp2(x3))
+    total = fma_exp2(a) + tl.exp2(b) + c + d
+    return tl.sum(tl.reshape(total, [x.shape[0], x.shape[1] // 8]), 1)
+
+
+@triton.jit
+def chunk_mass(b_s, b_part, scale, bound, MODE: tl.constexpr, BY_FMA: tl.constexpr):
     """A number that grows with `sum_j exp(scale * s_ij)`; modes are not comparable with each other.
 
     `b_part` is that of the keys before these, or none: 0, and for "safe" -inf.
@@ -108,7 +149,8 @@ def chunk_mass(b_s, b_part, scale, bound, MODE: tl.constexpr):
         c4 = scale * scale * scale * scale / 24.0
         return b_part + tl.sum((((b_s * c4 + c3) * b_s + c2) * b_s + c1) * b_s, 1)
     if MODE == "plain":
-        return b_part + tl.sum(tl.exp2(b_s * (scale * LOG2E)), 1)
+        b_s = b_s * (scale * LOG2E)
+        return b_part + (sum_exp2(b_s) if BY_FMA else tl.sum(tl.exp2(b_s), 1))
     b_s = b_s * (scale * LOG2E)
     b_m = tl.maximum(tl.max(b_s, 1), b_part)
     return b_m + tl.log2(tl.exp2(b_part - b_m) + tl.sum(tl.exp2(b_s - b_m[:, None]), 1))
@@ -153,14 +195,15 @@ def load_chunk(k, key, stride_kt, Tk, C: tl.constexpr, D: tl.constexpr, BD: tl.c
 
 @triton.jit
 def keep_mass(
-    b_s, s, part, b_own, b_first, kept, b_part, scale, bound, MODE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr
+    b_s, s, part, b_own, b_first, kept, b_part, scale, bound,
+    MODE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, BY_FMA: tl.constexpr,
 ):  # fmt: skip
     """Keeps slot `s` for the queries whose mass of it is heavy enough, from the products `b_s` of one of its parts.
 
     `kept` are masses and slots, and `b_part` is the mass of the parts before. A slot is kept with its last part.
     """
     b_part = tl.where(part > 0, b_part, float("-inf") if MODE == "safe" else 0.0)
-    b_mass = chunk_mass(b_s, b_part, scale, bound, MODE)
+    b_mass = chunk_mass(b_s, b_part, scale, bound, MODE, BY_FMA)
     b_slot = tl.zeros(b_own.shape, tl.int32) + s
     allowed = (s < b_own) & (s >= b_first) & (part == PARTS - 1)
     return keep_heavier(b_mass, b_slot, allowed, kept[0], kept[1], K), b_mass
@@ -172,15 +215,18 @@ def select_exact_kernel(
     stride_qb, stride_qt, stride_qh, stride_kb, stride_kt, stride_kh, H, HK, Tq, Tk, offset, blocks, slots, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, MODE: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """The K slots of largest mass for a block of queries, among those listed or all earlier ones; the last blocks take
     longest.
 
     A launch handles only the blocks whose bound on the scores fits its MODE. With GROUP > 0 the launch with `lists`
     leaves out groups of full ones, and the launch without them takes only these, a block of queries per group.
+
+    DESCRIBED: `k` is a descriptor of `[B * Tk, HK * D]` in blocks `[C / PARTS, D]`, which need no addresses per thread.
     """
     LISTED: tl.constexpr = lists is not None
+    BY_FMA: tl.constexpr = DESCRIBED and D <= 64
     i_t = tl.num_programs(0) - 1 - tl.program_id(0)
     i_bh = tl.program_id(1)
     if GROUP > 0:  # noqa: SIM102 - one of the two is known when the kernel is compiled
@@ -193,7 +239,7 @@ def select_exact_kernel(
     )
     bound = score_bound(b_q, tl.load(longest + i_b * HK + i_hk), scale)
     if serves(MODE, bound):
-        p_k = k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
+        p_k = k if DESCRIBED else k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
         i_list = i_bh.to(tl.int64) * blocks + i_t
         kept = none_kept(BT, K, BK)
         b_part = tl.zeros([BT], tl.float32)
@@ -205,10 +251,13 @@ def select_exact_kernel(
             if LISTED:
                 s = tl.load(lists + i_list * slots + i).to(tl.int32)
                 key = slot_start(starts, s, Tk, C, PACKED)
-            b_k = load_chunk(p_k, key, stride_kt, Tk, C // PARTS, D, BD, PACKED)
+            if DESCRIBED:
+                b_k = tl.trans(k.load([i_b * Tk + key, i_hk * D]))
+            else:
+                b_k = load_chunk(p_k, key, stride_kt, Tk, C // PARTS, D, BD, PACKED)
             # The next key, looked up ahead of its turn. A list looks up its own.
             key = slot_start(starts, (i + 1) // PARTS, Tk, C, PACKED) + (i + 1) % PARTS * (C // PARTS)
             b_s = tl.dot(b_q, b_k, input_precision=PRECISION)
-            kept, b_part = keep_mass(b_s, s, part, b_own, b_first, kept, b_part, scale, bound, MODE, K, PARTS)
+            kept, b_part = keep_mass(b_s, s, part, b_own, b_first, kept, b_part, scale, bound, MODE, K, PARTS, BY_FMA)
         o_out = ((i_b.to(tl.int64) * Tq + o_t) * H + i_h) * K
         store_chunks(chunks + o_out, kept[0], kept[1], b_first, o_t < Tq, K, BK)
