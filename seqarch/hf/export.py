@@ -14,6 +14,7 @@ from seqarch.experiment.load import load
 from seqarch.hf.backwards import as_family
 from seqarch.hf.model import SeqarchConfig, SeqarchForCausalLM
 from seqarch.hf.tokenizer import as_hugging_face
+from seqarch.hf.world import CODE, RWKVWorldTokenizer
 from seqarch.report.runs import FILES, Run, load_run
 from seqarch.runs import tags
 from seqarch.runs.files import check_folder, replaced
@@ -22,7 +23,7 @@ from seqarch.tables import markdown
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.weights import facts_of, write_content
 
-CODE = "modeling_seqarch.py"
+LINE = "from seqarch.hf import RWKVWorldTokenizer, SeqarchConfig, SeqarchForCausalLM\n"
 CARD, FILE = "README.md", "model.safetensors"
 LOADED = """import seqarch.hf  # without it, set trust_remote_code=True
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -58,29 +59,36 @@ def export(
     lm, tokenizer = load(path, allow_code)
     content = read_checkpoint(path)
     facts = facts_of(content)
-    dtype = next(iter(content["state_dict"].values())).dtype
-    modules = {"AutoConfig": SeqarchConfig, "AutoModelForCausalLM": SeqarchForCausalLM}
-    auto_map = {auto: f"{Path(CODE).stem}.{each.__name__}" for auto, each in modules.items()}
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
-    names = [SeqarchForCausalLM.__name__]
-    if family is None:
-        config, weights = SeqarchConfig.of(facts, architectures=names, auto_map=auto_map, dtype=dtype, **special), None
-    else:
-        config, weights = as_family(family, facts, content["state_dict"], {"dtype": dtype, **special})
-    decodes = all("decode" in block.mixer.capabilities for block in lm.blocks if block.mixer is not None)  # pyright: ignore
     length = facts["TextDataModule"]["sequence_length"] or SeqarchConfig.max_position_embeddings
+    theirs = as_hugging_face(tokenizer, length, document_mask=lm.document_mask)
+    if family is not None and isinstance(theirs, RWKVWorldTokenizer):
+        raise UserError(f"only seqarch.hf reads the tokenizer '{tokenizer.name}': export without a family")
+    config, weights = _for_transformers(content, special, family)
+    decodes = all("decode" in block.mixer.capabilities for block in lm.blocks if block.mixer is not None)  # pyright: ignore
     check_folder(out)
     with replaced(out) as new:
         if weights is None:
             write_content(new / FILE, content)
-            (new / CODE).write_text(f"from seqarch.hf import {', '.join(each.__name__ for each in modules.values())}\n")
+            (new / f"{CODE}.py").write_text(LINE)
         else:
             save_file(weights, new / FILE, {"format": "pt"})
         config.save_pretrained(new)
         GenerationConfig(**special, use_cache=decodes).save_pretrained(new)
-        as_hugging_face(tokenizer, length, document_mask=lm.document_mask).save_pretrained(new)
+        theirs.save_pretrained(new)
         (new / CARD).write_text(card(run_of(path), facts, lm.n_parameters()), encoding="utf-8")
     return out
+
+
+def _for_transformers(content: Mapping[str, Any], special: Mapping[Any, int], family: str | None) -> tuple[Any, Any]:
+    """The configuration, and a published family's weights by its names if one is asked for."""
+    facts, state = facts_of(content), content["state_dict"]
+    options = {"dtype": next(iter(state.values())).dtype, **special}
+    if family is not None:
+        return as_family(family, facts, state, options)
+    config, model = SeqarchConfig.__name__, SeqarchForCausalLM.__name__
+    auto_map = {"AutoConfig": f"{CODE}.{config}", "AutoModelForCausalLM": f"{CODE}.{model}"}
+    return SeqarchConfig.of(facts, architectures=[model], auto_map=auto_map, **options), None
 
 
 @typed

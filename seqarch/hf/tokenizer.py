@@ -4,15 +4,18 @@ import base64
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2 as pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from seqarch.data import tokenizers as ours
-from seqarch.data.codecs import SentencePiece, Tekken, Tiktoken, TokenizerJson
+from seqarch.data.codecs import Codec, RWKVWorld, SentencePiece, Tekken, Tiktoken, TokenizerJson
 from seqarch.errors import UserError
+from seqarch.hf.world import CODE, RWKVWorldTokenizer, letters
 
 END = "<|endoftext|>"
 """The text of the token that ends a document, where the tokenizer has none for it."""
@@ -26,7 +29,7 @@ SAMPLES = (
 """Texts that show whether a converted tokenizer splits, normalises and falls back as its original."""
 
 
-def as_hugging_face(tokenizer: ours.Tokenizer, length: int, *, document_mask: bool = False) -> PreTrainedTokenizerFast:
+def as_hugging_face(tokenizer: ours.Tokenizer, length: int, *, document_mask: bool = False) -> PreTrainedTokenizerBase:
     """The same tokenizer for transformers.
 
     It begins each text as `seqarch eval` and `generate` do (`begin_document`). A text that looks like the token that
@@ -40,11 +43,22 @@ def as_hugging_face(tokenizer: ours.Tokenizer, length: int, *, document_mask: bo
     Raises:
         UserError: there is no Hugging Face form of the tokenizer.
     """
-    fast = _converted(tokenizer)
     (first,) = ours.begin_document(tokenizer, [])
+    begins = len(ours.begin_document(tokenizer, [first], alone=document_mask)) > 1
+    options: dict[str, Any] = {
+        "model_max_length": length,
+        "padding_side": "left",
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    codec = tokenizer.codec if isinstance(tokenizer, ours.CodecTokenizer) else None
+    if isinstance(codec, RWKVWorld):
+        return _world(tokenizer, codec, options, begins=begins)
+    fast = _converted(tokenizer, codec)
     border, end = (fast.id_to_token(index) or END for index in (first, tokenizer.eos_id))
     fast.add_special_tokens([AddedToken(each, special=True) for each in dict.fromkeys((border, end))])
-    before = f"{border} " if len(ours.begin_document(tokenizer, [first], alone=document_mask)) > 1 else ""
+    before = f"{border} " * begins
     fast.post_processor = processors.TemplateProcessing(
         single=f"{before}$A", pair=f"{before}$A {before}$B", special_tokens=[(border, first)]
     )
@@ -52,23 +66,22 @@ def as_hugging_face(tokenizer: ours.Tokenizer, length: int, *, document_mask: bo
     wanted = (ours.begin_document(tokenizer, tokenizer.encode(text), alone=document_mask) for text in SAMPLES)
     if any((fast.encode(text).ids or [first]) != ids for text, ids in zip(SAMPLES, wanted, strict=True)):
         raise UserError(f"the tokenizer '{tokenizer.name}' has no Hugging Face form: its ids would be others")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=fast,
-        bos_token=border,
-        eos_token=end,
-        pad_token=end,
-        model_max_length=length,
-        padding_side="left",
-        split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"],
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=fast, bos_token=border, eos_token=end, pad_token=end, **options)
 
 
-def _converted(tokenizer: ours.Tokenizer) -> Tokenizer:
+def _world(tokenizer: ours.Tokenizer, codec: RWKVWorld, options: dict[str, Any], *, begins: bool) -> RWKVWorldTokenizer:
+    (end,) = codec.special_tokens()
+    around = {"bos_token": end, "eos_token": end, "pad_token": end}
+    auto_map = {"AutoTokenizer": [f"{CODE}.{RWKVWorldTokenizer.__name__}", None]}
+    with TemporaryDirectory() as folder:
+        path = Path(folder, codec.file)
+        path.write_bytes(tokenizer.files[codec.file])
+        return RWKVWorldTokenizer(str(path), begins=begins, auto_map=auto_map, **around, **options)
+
+
+def _converted(tokenizer: ours.Tokenizer, codec: Codec | None) -> Tokenizer:
     if isinstance(tokenizer, ours.ByteTokenizer):
         return _byte_pairs({bytes([byte]): byte for byte in range(256)})
-    codec = tokenizer.codec if isinstance(tokenizer, ours.CodecTokenizer) else None
     if isinstance(codec, TokenizerJson):
         return Tokenizer.from_str(codec.model.to_str())
     if isinstance(codec, SentencePiece):
@@ -87,8 +100,7 @@ def _byte_pairs(
     ids: Mapping[bytes, int], pattern: str | None = None, special: Mapping[str, int] | None = None
 ) -> Tokenizer:
     """Pairs of bytes, merged in the order of their ids within the parts that `pattern` finds, as tiktoken does."""
-    letters = _letters()
-    names = {entry: "".join(letters[byte] for byte in entry) for entry in ids}
+    names = {entry: letters(entry) for entry in ids}
     merges = [
         (names[entry[:cut]], names[entry[cut:]])
         for entry in sorted(ids, key=ids.__getitem__)
@@ -109,13 +121,6 @@ def _byte_pairs(
 def _in_onigurumas_syntax(pattern: str) -> str:
     """There `$` also matches before line ends, and a `+` after `{1,3}` repeats it."""
     return pattern.replace("$", r"\z").replace("{1,3}+", "{1,3}")
-
-
-def _letters() -> list[str]:
-    """The letter for each byte, as byte-level tokenizers have it since GPT-2: itself if it prints, else from 256 on."""
-    prints = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in prints]
-    return [chr(byte) if byte in prints else chr(256 + others.index(byte)) for byte in range(256)]
 
 
 def _sentence_pieces(processor: Any) -> Tokenizer:

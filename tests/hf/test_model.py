@@ -11,9 +11,13 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
+from seqarch.data.tokenizer_files import find_tokenizer
 from seqarch.errors import UserError
+from seqarch.hf.export import export
 from seqarch.hf.model import CACHE
 from seqarch.model import generate
+from tests.data.test_tokenizer_files import world_file
+from tests.hf.conftest import checkpoint
 
 HEADS = {"init_args": {"n_heads": 4}}
 RECURRENT = ("Mamba2", "GatedDeltaNet", "RWKV7")
@@ -140,15 +144,19 @@ def test_weights_of_another_model_are_refused(exported, tmp_path):
         loaded(folder)
 
 
-def test_a_folder_loads_with_trust_remote_code_in_a_process_without_seqarch(exported, tmp_path):
-    _, _, folder = exported(MIXERS["Attention"])
+def test_a_folder_loads_with_trust_remote_code_in_a_process_without_seqarch(tmp_path):
+    ours = find_tokenizer(str(world_file(tmp_path)))  # the only one with code of its own
+    folder = export(
+        checkpoint(tmp_path, MIXERS["Attention"], tokenizer=ours, vocab_size=ours.vocab_size), tmp_path / "out"
+    )
     code = f"""import sys, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r}, trust_remote_code=True)
 assert type(model).__name__ == "SeqarchForCausalLM"
-print(model.num_parameters())"""
+tokenizer = transformers.AutoTokenizer.from_pretrained({str(folder)!r}, trust_remote_code=True)
+print(model.num_parameters(), tokenizer("a key")["input_ids"])"""
     environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "", "HF_HUB_OFFLINE": "1"}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert int(ran.stdout) == loaded(folder).num_parameters()
+    assert ran.stdout == f"{loaded(folder).num_parameters()} {[0, *ours.encode('a key')]}\n"
 
 
 def test_seqarch_does_not_import_transformers():
