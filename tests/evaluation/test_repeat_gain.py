@@ -21,7 +21,7 @@ class Remembers(nn.Module):
         self.reach = reach
         self.weight = nn.Parameter(torch.zeros(()))
 
-    def forward(self, inputs, targets, reduction):
+    def forward(self, inputs, targets, reduction, cu_seqlens=None):
         now = torch.stack([inputs, targets])
         loss = torch.ones(inputs.shape)
         for back in range(1, min(self.reach, inputs.shape[1] - 1) + 1):

@@ -114,7 +114,7 @@ class Induction(torch.nn.Module):
         self.vocab = vocab
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
-    def forward(self, tokens, targets, reduction):
+    def forward(self, tokens, targets, reduction, cu_seqlens=None):
         seen = (tokens[:, :, None] == tokens[:, None, :]) & torch.ones(tokens.shape[1], tokens.shape[1]).tril(-1).bool()
         last = (seen * torch.arange(1, tokens.shape[1] + 1)).amax(dim=2)
         guess = torch.where(last > 0, tokens.gather(1, last.clamp(max=tokens.shape[1] - 1)), -1)
