@@ -1,7 +1,5 @@
 """The numbers on pages are those of CSV files and records, and what the pages claim about them holds."""
 
-from __future__ import annotations
-
 import itertools
 import runpy
 import sys
