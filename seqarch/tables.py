@@ -75,6 +75,13 @@ def readable(count: float) -> str:
     return f"{count:.0f}"
 
 
+def readable_time(seconds: float) -> str:
+    """Seconds in words: "40 seconds", "12 minutes", "3.5 hours"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"
+
+
 def _padded(rows: Rows, right: Collection[int] = ()) -> list[list[str]]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     pads = [str.rjust if i in right else str.ljust for i in range(len(widths))]

@@ -18,6 +18,7 @@ from seqarch.exam.plan import Exam, Runs
 from seqarch.runs.curves import last_step
 from seqarch.runs.layout import CURVES, branches, step_of
 from seqarch.runs.record import has_diverged, is_finished, read_note
+from seqarch.tables import readable_time
 
 SHARE = 0.05
 """A log gets a line whenever this share of all steps has been made since the last one."""
@@ -121,13 +122,6 @@ class Progress:
         ]
         about = readable_time(seconds / max(1, min(self.workers, busy)))
         return f"{', '.join(at) or 'starting'}; {busy} run{'s' if busy > 1 else ''} to finish, about {about} left"
-
-
-def readable_time(seconds: float) -> str:
-    """Seconds in words: "40 seconds", "12 minutes", "3.5 hours"."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"
 
 
 @contextlib.contextmanager

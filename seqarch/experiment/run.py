@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
+from rich import get_console
 
 from seqarch.arguments import COUNT
 from seqarch.errors import SeqarchWarning, UserError, join_processes, of_storage, one_line, say, several
@@ -26,6 +28,7 @@ from seqarch.runs import tags
 from seqarch.runs.files import check_folder, refuse_place
 from seqarch.runs.layout import CONFIG, CURVES, PROFILE, event_folder, named_checkpoint, newest_checkpoint, run_of
 from seqarch.runs.record import is_finished
+from seqarch.tables import readable_time
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.callbacks.profile import Profile
 from seqarch.training.checkpoint import Checkpoints, check_resumable, holds_only_weights, other_model, read_checkpoint
@@ -34,9 +37,20 @@ from seqarch.training.integrity import check_checkpoint
 from seqarch.training.loggers import TensorBoard
 from seqarch.training.run_folder import RunFolder, check_same_run
 
+FIRST_LINE, LONGEST = 10, 600
+"""Seconds to the first line of progress in a log, and the most between two."""
+
 
 class Progress(RichProgressBar):
-    """Lightning's progress bar over the steps of the run, with the loss and the tokens per second."""
+    """Lightning's progress bar over the steps of the run, with the loss and the tokens per second.
+
+    A log gets a line after 10 seconds, then whenever the time so far has doubled, at least every 10 minutes. To read
+    the loss waits for the GPU, so the bar does it twice a second and not in each step.
+    """
+
+    _began: tuple[float, int] | None = None
+    """When the first batch of this process ended, and the steps that were done then."""
+    _due = 0.0
 
     def _get_train_description(self, current_epoch: int) -> str:
         return "training"
@@ -55,6 +69,24 @@ class Progress(RichProgressBar):
             if isinstance(callback, Throughput) and callback.tokens_per_second:
                 metrics["tokens/s"] = f"{callback.tokens_per_second:,.0f}"
         return metrics
+
+    def _update_metrics(self, trainer: Trainer, pl_module: Any) -> None:
+        now, step, console = time.monotonic(), trainer.global_step, get_console()
+        in_log = not console.is_terminal and not console.is_jupyter
+        if self._began is None:
+            self._began, self._due = (now, step), now + FIRST_LINE * in_log
+        if now < self._due and step < trainer.max_steps:
+            return
+        super()._update_metrics(trainer, pl_module)
+        began, first = self._began
+        self._due = now + (min(LONGEST, max(FIRST_LINE, now - began)) if in_log else 0.5)
+        if in_log and first < step < trainer.max_steps and self.is_enabled:
+            metrics = self.get_metrics(trainer, pl_module).items()
+            shown = "".join(
+                f", {name} {value if isinstance(value, str) else f'{value:.3f}'}" for name, value in metrics
+            )
+            left = readable_time((now - began) / (step - first) * (trainer.max_steps - step))
+            say(f"step {step:,} of {trainer.max_steps:,}{shown}, about {left} left")
 
 
 def recipe_of_run(args: Sequence[str]) -> list[str]:

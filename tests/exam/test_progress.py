@@ -2,8 +2,9 @@
 
 import pytest
 
-from seqarch.exam.progress import Ahead, Progress, readable_time, shown
+from seqarch.exam.progress import Ahead, Progress, shown
 from seqarch.runs.record import write_note, write_record
+from seqarch.tables import readable_time
 
 RECIPE = {"trainer": {"max_steps": 100}, "model": {"decay_share": 0.2}, "branches": {"at": [0.5]}}
 
