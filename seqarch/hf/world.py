@@ -45,7 +45,7 @@ class RWKVWorldTokenizer(PreTrainedTokenizer):
         return self.codec.vocab_size
 
     def get_vocab(self) -> dict[str, int]:
-        return {**self.ids, **self._added_tokens_encoder}
+        return {**self.ids, **self.added_tokens_encoder}
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str]:
         path = Path(save_directory, f"{filename_prefix}-{self.codec.file}" if filename_prefix else self.codec.file)
