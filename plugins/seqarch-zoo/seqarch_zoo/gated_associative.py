@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seqarch.arguments import Count
+from seqarch.kernels.tensors import check_sequences
 from seqarch.mixers import Mixer
 from seqarch.mixers.base import is_fused
 from seqarch.mixers.short_convolution import Kernel, ShortConvolution, ShortConvolutionState
@@ -49,6 +50,7 @@ class GatedAssociative(Mixer):
     def forward(
         self, x: Tensor, *, state: ShortConvolutionState | None = None, cu_seqlens: Tensor | None = None
     ) -> Tensor:
+        check_sequences({"x [B, T, C]": x}, None)
         local = self.convolution(x, state=state, cu_seqlens=cu_seqlens)
         found = torch.softmax(x @ self.memory.mT, dim=-1).to(x.dtype) @ self.memory
         local_gate, found_gate = self.gate(x).sigmoid().chunk(2, dim=-1)

@@ -57,6 +57,7 @@ class NGram(Mixer):
     ) -> Tensor:
         if tokens is None:
             raise UserError("NGram needs the ids of the tokens, which only a model gives: no other mixer may hold it")
+        check_sequences({"x [B, T, C]": x}, None)
         keys, ids, start = x.unsqueeze(2), tokens.unsqueeze(-1), 0
         if state is not None:
             start = state.start
