@@ -1,6 +1,7 @@
 """The line about the steps of a run."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import RichProgressBar
@@ -19,7 +20,8 @@ def made(monkeypatch, capsys):
         monkeypatch.setattr(RichProgressBar, "_update_metrics", lambda *_: reads.append(1))
         for step in range(1, 41):
             monkeypatch.setattr(run.time, "monotonic", lambda step=step: seconds * step)
-            progress._update_metrics(SimpleNamespace(global_step=step, max_steps=1000), None)
+            trainer: Any = SimpleNamespace(global_step=step, max_steps=1000)
+            progress._update_metrics(trainer, None)
         return capsys.readouterr().out.splitlines(), len(reads)
 
     return make

@@ -4,6 +4,7 @@ import functools
 import json
 import random
 import re
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -48,7 +49,7 @@ def drawn(count):
     ]
 
 
-def small_tiktoken(folder, like):
+def small_tiktoken(folder, like) -> Any:
     """A file of few entries that splits text as one of `like` entries."""
     entries = json.loads(TEKKEN.read_text())["vocab"][:ENTRIES]
     (folder / "small.tiktoken").write_text("".join(f"{each['token_bytes']} {each['rank']}\n" for each in entries))
