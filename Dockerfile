@@ -1,7 +1,7 @@
 # seqarch for NVIDIA GPUs. The host needs its driver and the NVIDIA Container Toolkit.
 #
 #   docker build -t seqarch .
-#   docker run --rm --gpus all --ipc host -v "$PWD:/work" seqarch fit --config quickstart
+#   docker run --rm --gpus all --ipc host -v "$PWD:/project" seqarch fit --config quickstart
 FROM python:3.12-slim
 
 # Triton compiles the launchers of kernels with a C compiler.
@@ -18,7 +18,7 @@ COPY recipes /seqarch/recipes
 RUN pip install --no-cache-dir --no-deps --force-reinstall /seqarch
 
 # Compiled kernels stay in the mounted folder, and so do they if `docker run --user` gives a user without a home.
-ENV HOME=/work USER=seqarch TRITON_CACHE_DIR=/work/.cache/triton TORCHINDUCTOR_CACHE_DIR=/work/.cache/inductor
-WORKDIR /work
+ENV HOME=/project USER=seqarch TRITON_CACHE_DIR=/project/.cache/triton TORCHINDUCTOR_CACHE_DIR=/project/.cache/inductor
+WORKDIR /project
 ENTRYPOINT ["seqarch"]
 CMD ["--help"]

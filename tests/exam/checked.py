@@ -12,7 +12,7 @@ OURS = {entry.name for entry in mixer_entries() if entry.package == "seqarch"}
 
 
 def checking_once() -> Callable[..., Checked]:
-    """`check` that builds a model of seqarch alone only at its first call. Its data are a copy, which an exam opens."""
+    """`check` that builds a model with mixers of seqarch at its first call only. Each exam gets a copy of its data."""
     known: dict[str, Checked] = {}
 
     def check_once(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:

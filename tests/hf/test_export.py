@@ -132,6 +132,13 @@ def test_a_model_that_read_each_document_alone_does_so_in_every_form(tmp_path):
     assert theirs.bos_token_id == 256
 
 
+def test_a_tokenizer_that_other_tools_do_not_read_stays_out_of_their_folders(tmp_path):
+    world = find_tokenizer(str(world_file(tmp_path)))
+    path = checkpoint(tmp_path, MIXERS["Attention"], tokenizer=world, vocab_size=world.vocab_size)
+    with pytest.raises(UserError, match=r"only seqarch.hf reads the tokenizer 'rwkv_world-\w+'"):
+        export(path, tmp_path / "out", family="llama")
+
+
 def test_a_tokenizer_whose_ids_would_be_others_is_named(tmp_path):
     reversed_order = small_tiktoken(tmp_path, 50_256)
     ranks = reversed_order.codec.ranks
