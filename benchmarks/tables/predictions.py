@@ -3,6 +3,7 @@
 A row predicts that a quantity of a model lies between `low` and `high`:
 
 gap          to the reference's run of the same seed
+gap_110m     the same at 110M parameters
 in_domain    loss, `minus` that of seed 0 of another model where the row names one
 ood          the same
 best_rate    the rate of the ladder with the lowest in-domain loss
@@ -17,6 +18,8 @@ from benchmarks.tables.results import RESULTS
 from seqarch.tables import read_csv, readable
 
 WRITTEN = Path(__file__).parents[1] / "predictions.csv"
+GAPS = {"gap": "fourteen", "gap_110m": "medium"}
+"""The folder of the results that has a kind of gap."""
 
 
 @cache
@@ -32,8 +35,9 @@ def measured(row: dict[str, str]) -> float | None:
     if row["quantity"] == "best_rate":
         rungs = [one for (name, _, at), one in _losses().items() if name.startswith(f"{model}-") and at == tokens]
         return float(min(rungs, key=lambda rung: float(rung["in_domain"]))["rate"]) if rungs else None
-    if row["quantity"] == "gap":
-        pairs = read_csv(RESULTS / "fourteen/pairs.csv")
+    if folder := GAPS.get(row["quantity"]):
+        path = RESULTS / folder / "pairs.csv"
+        pairs = read_csv(path) if path.is_file() else []
         gaps = {(pair["model"], pair["seed"], pair["tokens"]): pair["gap"] for pair in pairs}
         return float(gaps[model, seed, tokens]) if (model, seed, tokens) in gaps else None
     if (model, seed, tokens) not in _losses():
