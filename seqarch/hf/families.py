@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from seqarch.errors import UserError, check_known
 from seqarch.hf.fla import RWKV7, DeltaNet, GatedDeltaNet
-from seqarch.hf.rules import BLOCK, NAMES, Config, Entries, Family, Fixed, Options, Rule, hidden_width
+from seqarch.hf.rules import BLOCK, NAMES, Config, Entries, Family, Fixed, Options, Rule
 
 SCALED = "seqarch.mixers.positions.ScaledRoPE"
 
@@ -23,16 +23,17 @@ class GPT2(Family):
         "add_cross_attention": (False,),
         "tie_word_embeddings": (True,),
     }
+    mixer_names: ClassVar[Entries] = {"n_heads": "n_head"}
+    always: ClassVar[Entries] = {"norm": "layernorm"}
+    feed_forward, hidden = "GELUMLP", "n_inner"
     layer, prefix = "transformer.h.{i}.", "transformer."
     dropped = (".attn.bias", ".attn.masked_bias")
 
-    def options(self, c: Config) -> dict[str, Any]:
-        hidden = c.get("n_inner") or 4 * c["n_embd"]
-        return {
-            **self.to_ours(c, {"n_heads": c["n_head"], "position": "none", "bias": True}),
-            "norm": "layernorm",
-            "feed_forward": {"class_path": "GELUMLP", "init_args": {"hidden": hidden}},
-        }
+    def complete(self, c: Config) -> dict[str, Any]:
+        return {**c, "n_inner": c.get("n_inner") or 4 * c["n_embd"]}
+
+    def mixer_options(self, c: Config) -> dict[str, Any]:
+        return {"position": "none", "bias": True}
 
     def rules(self, c: Config) -> list[Rule]:
         matrices = {"mixer.qkv": "attn.c_attn", "mixer.out": "attn.c_proj"}
@@ -44,13 +45,13 @@ class GPT2(Family):
             *self.in_layers(matrices, ".weight", ".bias", layout="transposed"),
         ]
 
-    def config(self, model: Options) -> dict[str, Any]:
-        return {**self.to_theirs(model), "n_head": self.mixer_of(model)["n_heads"], "n_inner": hidden_width(model)}
-
 
 class Llama(Family):
     model_type, architecture, mixer = "llama", "LlamaForCausalLM", "Attention"
     names: ClassVar[Entries] = {**NAMES, "norm_eps": "rms_norm_eps"}
+    mixer_names: ClassVar[Entries] = {
+        **{"n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
+    }
     defaults: ClassVar[Entries] = {"tie_word_embeddings": False}
     fixed: ClassVar[Fixed] = {
         "hidden_act": ("silu",),
@@ -59,31 +60,28 @@ class Llama(Family):
         "use_sliding_window": (False,),
         "layer_types": (None, "full_attention"),
     }
+    feed_forward = "SwiGLU"
     dropped = ("rotary_emb.inv_freq",)
     bias: ClassVar[bool | str] = False
     """Which projections have one, unless `config.json` says so."""
     qk_norm: ClassVar[bool] = False
-    window: ClassVar[bool] = False
-    """Whether `config.json` may have a window."""
 
-    def options(self, c: Config) -> dict[str, Any]:
-        attention: dict[str, Any] = {
-            "n_heads": c["num_attention_heads"],
-            "n_kv_heads": c.get("num_key_value_heads") or c["num_attention_heads"],
-            "head_dim": _head_dim(c),
-            "bias": self.bias or bool(c.get("attention_bias", False)),
-            **_rope(c),
-        }
-        if self.qk_norm:
-            attention |= {"qk_norm": "weighted", "qk_norm_eps": c["rms_norm_eps"]}
-        if self.window:
-            attention["window"] = c.get("sliding_window")
-        feed_forward = {"class_path": "SwiGLU", "init_args": {"hidden": c["intermediate_size"]}}
-        return {**self.to_ours(c, attention), "feed_forward": feed_forward}
+    def complete(self, c: Config) -> dict[str, Any]:
+        heads = c["num_attention_heads"]
+        sizes = {"head_dim": c.get("head_dim") or c["hidden_size"] // heads}
+        return {**super().complete(c), **sizes, "num_key_value_heads": c.get("num_key_value_heads") or heads}
+
+    def mixer_options(self, c: Config) -> dict[str, Any]:
+        norm = {"qk_norm": "weighted", "qk_norm_eps": c["rms_norm_eps"]} if self.qk_norm else {}
+        return {"bias": self.bias or bool(c.get("attention_bias", False)), **_rope(c), **norm}
+
+    def mixer_config(self, mixer: Options, width: int) -> dict[str, Any]:
+        bias = {} if self.bias else {"attention_bias": mixer["bias"] is True}
+        return {"rope_parameters": _rope_parameters(mixer), **bias}
 
     def rules(self, c: Config) -> list[Rule]:
-        heads, kv_heads = c["num_attention_heads"], c.get("num_key_value_heads") or c["num_attention_heads"]
-        sizes = tuple(count * _head_dim(c) for count in (heads, kv_heads, kv_heads))
+        heads = (c["num_attention_heads"], c["num_key_value_heads"], c["num_key_value_heads"])
+        sizes = tuple(count * c["head_dim"] for count in heads)
         bias = self.bias or bool(c.get("attention_bias", False))
         rules = self.around(c, "model.embed_tokens", "model.norm")
         for kind in ("weight", "bias") if bias else ("weight",):
@@ -98,23 +96,11 @@ class Llama(Family):
             others |= {"mixer.attend.norms.0": "self_attn.q_norm", "mixer.attend.norms.1": "self_attn.k_norm"}
         return rules + self.in_layers(others, ".weight")
 
-    def config(self, model: Options) -> dict[str, Any]:
-        attention = self.mixer_of(model)
-        config = {
-            **self.to_theirs(model),
-            "num_attention_heads": attention["n_heads"],
-            "num_key_value_heads": attention["n_kv_heads"] or attention["n_heads"],
-            "head_dim": attention["head_dim"] or model["d_model"] // attention["n_heads"],
-            "intermediate_size": hidden_width(model),
-            "rope_parameters": _rope_parameters(attention),
-        }
-        if not self.bias:
-            config["attention_bias"] = attention["bias"] is True
-        return {**config, "sliding_window": attention["window"]} if self.window else config
-
 
 class Mistral(Llama):
-    model_type, architecture, window = "mistral", "MistralForCausalLM", True
+    model_type, architecture = "mistral", "MistralForCausalLM"
+    mixer_names: ClassVar[Entries] = {**Llama.mixer_names, "window": "sliding_window"}
+    defaults: ClassVar[Entries] = {**Llama.defaults, "sliding_window": None}
     fixed: ClassVar[Fixed] = {key: values for key, values in Llama.fixed.items() if key != "layer_types"}
 
 
@@ -125,10 +111,6 @@ class Qwen2(Llama):
 class Qwen3(Llama):
     model_type, architecture, qk_norm = "qwen3", "Qwen3ForCausalLM", True
     fixed: ClassVar[Fixed] = {**Llama.fixed, "attention_bias": (False,)}
-
-
-def _head_dim(c: Config) -> int:
-    return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
 
 
 def _rope(c: Config) -> dict[str, Any]:
@@ -163,21 +145,24 @@ def _rope_parameters(attention: Options) -> dict[str, Any]:
 class Mamba(Family):
     model_type, architecture, mixer = "mamba", "MambaForCausalLM", "Mamba1"
     names: ClassVar[Entries] = {**NAMES, "norm_eps": "layer_norm_epsilon", "residual_in_fp32": "residual_in_fp32"}
+    mixer_names: ClassVar[Entries] = {
+        **{"d_state": "state_size", "expand": "expand", "conv_size": "conv_kernel", "dt_rank": "time_step_rank"}
+    }
     defaults: ClassVar[Entries] = {"tie_word_embeddings": True, "residual_in_fp32": True}
     fixed: ClassVar[Fixed] = {"hidden_act": ("silu",), "use_bias": (False,), "use_conv_bias": (True,)}
     layer = "backbone.layers.{i}."
     projections: ClassVar[tuple[str, ...]] = ("in_proj", "out_proj", "x_proj", "dt_proj")
     own: ClassVar[Entries] = {"mixer.dt_bias": "mixer.dt_proj.bias"}
 
-    def options(self, c: Config) -> dict[str, Any]:
-        shared = {"d_state": c["state_size"], "expand": c["expand"], "conv_size": c["conv_kernel"]}
-        return {**self.to_ours(c, {**shared, **self.sizes(c, c["expand"] * c["hidden_size"])}), "feed_forward": None}
-
-    def sizes(self, c: Config, inner: int) -> dict[str, Any]:
-        """The mixer's own options, for an inner width."""
+    def complete(self, c: Config) -> dict[str, Any]:
+        inner = c["expand"] * c["hidden_size"]
         if c.get("intermediate_size", inner) != inner:
             raise UserError(f"config.json has intermediate_size {c['intermediate_size']}: seqarch computes {inner}")
-        return {"dt_rank": c["time_step_rank"]}
+        return {**super().complete(c), "conv_kernel": c["conv_kernel"] or 4}
+
+    def mixer_config(self, mixer: Options, width: int) -> dict[str, Any]:
+        rank = math.ceil(width / 16) if mixer["dt_rank"] == "auto" else mixer["dt_rank"]
+        return {"intermediate_size": mixer["expand"] * width, "time_step_rank": rank}
 
     def rules(self, c: Config) -> list[Rule]:
         vectors = {"mixer.A_log": "mixer.A_log", "mixer.D": "mixer.D", "mixer.convolution.bias": "mixer.conv1d.bias"}
@@ -190,20 +175,13 @@ class Mamba(Family):
             *self.in_layers({"mixer.convolution": "mixer.conv1d"}, ".weight", layout="depthwise"),
         ]
 
-    def config(self, model: Options) -> dict[str, Any]:
-        mixer = self.mixer_of(model)
-        shared = {"state_size": mixer["d_state"], "expand": mixer["expand"], "conv_kernel": mixer["conv_size"] or 4}
-        return {**self.to_theirs(model), **shared, **self.their_sizes(mixer, model["d_model"])}
-
-    def their_sizes(self, mixer: Options, width: int) -> dict[str, Any]:
-        """`sizes` reversed, for a `d_model`."""
-        rank = mixer["dt_rank"]
-        rank = math.ceil(width / 16) if rank == "auto" else rank
-        return {"intermediate_size": mixer["expand"] * width, "time_step_rank": rank}
-
 
 class Mamba2(Mamba):
     model_type, architecture, mixer = "mamba2", "Mamba2ForCausalLM", "Mamba2"
+    mixer_names: ClassVar[Entries] = {
+        **{"d_state": "state_size", "expand": "expand", "conv_size": "conv_kernel"},
+        **{"head_dim": "head_dim", "n_groups": "n_groups"},
+    }
     fixed: ClassVar[Fixed] = {
         **Mamba.fixed,
         "n_groups": (1,),  # transformers norms all groups together
@@ -213,14 +191,14 @@ class Mamba2(Mamba):
     projections = ("in_proj", "out_proj")
     own: ClassVar[Entries] = {"mixer.dt_bias": "mixer.dt_bias", "mixer.norm_weight": "mixer.norm.weight"}
 
-    def sizes(self, c: Config, inner: int) -> dict[str, Any]:
+    def complete(self, c: Config) -> dict[str, Any]:
+        inner = c["expand"] * c["hidden_size"]
         if c["num_heads"] * c["head_dim"] != inner:
             raise UserError(f"config.json has num_heads {c['num_heads']}: seqarch computes {inner // c['head_dim']}")
-        return {"head_dim": c["head_dim"], "n_groups": c["n_groups"]}
+        return super().complete({**c, "intermediate_size": inner})
 
-    def their_sizes(self, mixer: Options, width: int) -> dict[str, Any]:
-        heads = mixer["expand"] * width // mixer["head_dim"]
-        return {"num_heads": heads, "head_dim": mixer["head_dim"], "n_groups": mixer["n_groups"]}
+    def mixer_config(self, mixer: Options, width: int) -> dict[str, Any]:
+        return {"num_heads": mixer["expand"] * width // mixer["head_dim"]}
 
 
 KINDS = (GPT2, Llama, Mistral, Qwen2, Qwen3, Mamba, Mamba2, DeltaNet, GatedDeltaNet, RWKV7)

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from seqarch.errors import UserError, several
-from seqarch.hf.rules import BLOCK, NAMES, Config, Entries, Family, Fixed, Layout, Options, Rule, hidden_width
-from seqarch.mixers.rwkv7 import published_rank
+from seqarch.hf.rules import BLOCK, NAMES, Config, Entries, Family, Fixed, Layout, Options, Rule
+from seqarch.mixers.rwkv7 import rank_at
 
 
 class Fla(Family):
@@ -26,9 +26,6 @@ class Fla(Family):
         self, config: Config, embedding: str = "model.embeddings", norm: str = "model.norm", **how: bool
     ) -> list[Rule]:
         return super().around(config, embedding, norm, **how)
-
-    def to_theirs(self, model: Options) -> dict[str, Any]:
-        return {**super().to_theirs(model), "intermediate_size": hidden_width(model)}
 
 
 class DeltaNet(Fla):
@@ -44,45 +41,43 @@ class DeltaNet(Fla):
         "qk_norm": ("l2",),
         "qk_activation": ("silu",),
     }
-    decays: ClassVar[bool] = False
+    defaults: ClassVar[Entries] = {
+        **{"tie_word_embeddings": False, "norm_eps": 1e-6, "expand_k": 1.0, "expand_v": 1.0, "hidden_ratio": 4},
+        **{"use_gate": False, "use_short_conv": True, "conv_size": 4, "allow_neg_eigval": False},
+    }
+    mixer_names: ClassVar[Entries] = {
+        **{"n_heads": "num_heads", "gate": "use_gate", "conv": "use_short_conv"},
+        **{"neg_eigval": "allow_neg_eigval", "norm_eps": "norm_eps"},
+    }
+    feed_forward = "SwiGLU"
 
-    def key_dim(self, c: Config) -> float:
-        """The size of each head's keys."""
-        return c["hidden_size"] * c.get("expand_k", 1.0) / c["num_heads"]
-
-    def values(self, c: Config) -> float:
-        """The size of a head's values over that of its keys."""
-        return c.get("expand_v", 1.0) / c.get("expand_k", 1.0)
-
-    def options(self, c: Config) -> dict[str, Any]:
+    def complete(self, c: Config) -> dict[str, Any]:
+        c = super().complete(c)
         if c.get("num_v_heads") not in (None, c["num_heads"]):
             raise UserError(
                 f"config.json has num_v_heads {c['num_v_heads']}: seqarch computes num_heads, {c['num_heads']}"
             )
-        mixer: dict[str, Any] = {
-            "n_heads": c["num_heads"],
-            "head_dim": round(self.key_dim(c)),
-            "expand_v": self.values(c),
-            "gate": c.get("use_gate", self.decays),
-            "conv": c.get("use_short_conv", True),
-            "neg_eigval": c.get("allow_neg_eigval", False),
-            "norm_eps": c.get("norm_eps", 1e-6),
-        }
-        if mixer["conv"]:
-            mixer["conv_size"] = c.get("conv_size", 4)
-        hidden = c.get("intermediate_size") or 256 * -(-int(c["hidden_size"] * c.get("hidden_ratio", 4) * 2 / 3) // 256)
-        return {
-            **self.to_ours(c, mixer),
-            "norm_eps": mixer["norm_eps"],
-            "feed_forward": {"class_path": "SwiGLU", "init_args": {"hidden": hidden}},
-        }
+        hidden = c.get("intermediate_size") or 256 * -(-int(c["hidden_size"] * c["hidden_ratio"] * 2 / 3) // 256)
+        return {**c, "intermediate_size": hidden}
+
+    def sizes(self, c: Config) -> dict[str, Any]:
+        """The size of each head's keys, and that of its values over it."""
+        head_dim = round(c["hidden_size"] * c["expand_k"] / c["num_heads"])
+        return {"head_dim": head_dim, "expand_v": c["expand_v"] / c["expand_k"]}
+
+    def mixer_options(self, c: Config) -> dict[str, Any]:
+        return {**self.sizes(c), **({"conv_size": c["conv_size"]} if c["use_short_conv"] else {})}
+
+    def mixer_config(self, mixer: Options, width: int) -> dict[str, Any]:
+        share = (mixer["head_dim"] or round(width / mixer["n_heads"])) * mixer["n_heads"] / width
+        return {"expand_k": share, "expand_v": mixer["expand_v"] * share, "conv_size": mixer["conv_size"] or 4}
 
     def rules(self, c: Config) -> list[Rule]:
-        keys = c["num_heads"] * self.key_dim(c)
-        sizes = (round(keys), round(keys), round(keys * self.values(c)))
+        keys = c["num_heads"] * self.sizes(c)["head_dim"]
+        sizes = (keys, keys, round(keys * self.sizes(c)["expand_v"]))
         rules = self.around(c)
         joined: dict[str, tuple[str, Layout]] = {"mixer.qkv": ("proj", "same")}
-        if c.get("use_short_conv", True):
+        if c["use_short_conv"]:
             joined["mixer.convolution"] = ("conv1d", "depthwise")
         for ours, (kind, layout) in joined.items():
             theirs = tuple(f"{self.layer}attn.{part}_{kind}.weight" for part in "qkv")
@@ -90,44 +85,25 @@ class DeltaNet(Fla):
         single = {"mixer.beta": "attn.b_proj", "mixer.norm": "attn.o_norm", "mixer.out": "attn.o_proj"}
         single |= {"mixer_norm": "attn_norm", "feed_forward_norm": "mlp_norm"}
         single |= {f"feed_forward.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
-        single |= {"mixer.gate": "attn.g_proj"} if c.get("use_gate", self.decays) else {}
+        single |= {"mixer.gate": "attn.g_proj"} if c["use_gate"] else {}
         return rules + self.in_layers(single, ".weight")
-
-    def config(self, model: Options) -> dict[str, Any]:
-        mixer = self.mixer_of(model)
-        return {
-            **self.to_theirs(model),
-            **self.their_sizes(mixer, model["d_model"]),
-            "num_heads": mixer["n_heads"],
-            "use_gate": mixer["gate"],
-            "use_short_conv": mixer["conv"],
-            "conv_size": mixer["conv_size"] or 4,
-            "allow_neg_eigval": mixer["neg_eigval"],
-        }
-
-    def their_sizes(self, mixer: Options, width: int) -> dict[str, Any]:
-        """The sizes of heads, for a `d_model`."""
-        share = (mixer["head_dim"] or round(width / mixer["n_heads"])) * mixer["n_heads"] / width
-        return {"expand_k": share, "expand_v": mixer["expand_v"] * share}
 
 
 class GatedDeltaNet(DeltaNet):
     model_type, architecture, mixer = "gated_deltanet", "GatedDeltaNetForCausalLM", "GatedDeltaNet"
-    decays = True
+    defaults: ClassVar[Entries] = {**DeltaNet.defaults, "head_dim": 256, "expand_v": 2.0, "use_gate": True}
 
-    def key_dim(self, c: Config) -> float:
-        return c.get("head_dim", 256)
+    def sizes(self, c: Config) -> dict[str, Any]:
+        return {"head_dim": c["head_dim"], "expand_v": c["expand_v"]}
 
-    def values(self, c: Config) -> float:
-        return c.get("expand_v", 2.0)
+    def mixer_config(self, mixer: Options, width: int) -> dict[str, Any]:
+        head_dim = mixer["head_dim"] or round(0.75 * width / mixer["n_heads"])
+        return {"head_dim": head_dim, "expand_v": mixer["expand_v"], "conv_size": mixer["conv_size"] or 4}
 
     def rules(self, c: Config) -> list[Rule]:
         own = {"mixer.A_log": "attn.A_log", "mixer.dt_bias": "attn.dt_bias"}
         steps = self.in_layers({"mixer.step_size": "attn.a_proj"}, ".weight")
         return [*super().rules(c), *steps, *self.in_layers(own, "")]
-
-    def their_sizes(self, mixer: Options, width: int) -> dict[str, Any]:
-        return {"head_dim": mixer["head_dim"] or round(0.75 * width / mixer["n_heads"]), "expand_v": mixer["expand_v"]}
 
 
 class RWKV7(Fla):
@@ -138,21 +114,30 @@ class RWKV7(Fla):
     low_rank: ClassVar[Entries] = {"decay": "w", "rate": "a", "value_gate": "v", "gate": "g"}
     """fla's letters of the low-rank parts."""
 
-    def options(self, c: Config) -> dict[str, Any]:
-        width, eps = c["hidden_size"], c.get("norm_eps", 1e-5)
-        head_dim = c.get("head_dim") or width // c["num_heads"]
+    always: ClassVar[Entries] = {"norm": "layernorm", "embedding_norm": True}
+    feed_forward = "RWKVChannelMix"
+
+    def complete(self, c: Config) -> dict[str, Any]:
+        c, width = super().complete(c), c["hidden_size"]
+        head_dim, eps = c.get("head_dim") or width // c["num_heads"], c["norm_eps"]
         if not math.isclose(head_dim * eps, 64e-5, rel_tol=1e-6):
             raise UserError(f"config.json has heads of {head_dim} and norm_eps {eps}: seqarch computes 64 and 1e-05")
         if {*several(c.get("value_dim"))} - {None, width}:
             raise UserError(f"config.json has value_dim {c['value_dim']}: seqarch computes hidden_size, {width}")
-        ranks = {f"{ours}_rank": c[f"{theirs}_low_rank_dim"] for ours, theirs in self.ranks.items()}
         hidden = c.get("intermediate_size") or 32 * -(-int(width * (c.get("hidden_ratio") or 4)) // 32)
-        return {
-            **self.to_ours(c, {"n_heads": width // head_dim, **ranks}),
-            "norm": "layernorm",
-            "embedding_norm": True,
-            "feed_forward": {"class_path": "RWKVChannelMix", "init_args": {"hidden": hidden}},
+        return {**c, "head_dim": head_dim, "intermediate_size": hidden}
+
+    def mixer_options(self, c: Config) -> dict[str, Any]:
+        ranks = {f"{ours}_rank": c[f"{theirs}_low_rank_dim"] for ours, theirs in self.ranks.items()}
+        return {"n_heads": c["hidden_size"] // c["head_dim"], **ranks}
+
+    def mixer_config(self, mixer: Options, width: int) -> dict[str, Any]:
+        shares = {"decay": (1.8, 0.5), "rate": (1.8, 0.5), "value": (1.3, 0.5), "gate": (0.6, 0.8)}
+        ranks = {
+            f"{theirs}_low_rank_dim": mixer[f"{ours}_rank"] or rank_at(*shares[ours], width)
+            for ours, theirs in self.ranks.items()
         }
+        return {**ranks, "head_dim": width // mixer["n_heads"]}
 
     def rules(self, c: Config) -> list[Rule]:
         first = [Rule(f"lm.embedding_norm.{of}", (f"model.layers.0.pre_norm.{of}",)) for of in ("weight", "bias")]
@@ -181,20 +166,6 @@ class RWKV7(Fla):
                 parts = {a: b for a, b in parts.items() if ours != "gate" or a != "up.bias"}
                 names |= {f"mixer.{ours}.{a}": f"attn.{letter}_lora.lora.{b}" for a, b in parts.items()}
         return [rule.of_layer(layer) for rule in self.in_layers(names, "")]
-
-    def config(self, model: Options) -> dict[str, Any]:
-        mixer, width = self.mixer_of(model), model["d_model"]
-        default = {
-            "decay": 1.8 * width**0.5,
-            "rate": 1.8 * width**0.5,
-            "value": 1.3 * width**0.5,
-            "gate": 0.6 * width**0.8,
-        }
-        ranks = {
-            f"{theirs}_low_rank_dim": mixer[f"{ours}_rank"] or published_rank(default[ours])
-            for ours, theirs in self.ranks.items()
-        }
-        return {**self.to_theirs(model), **ranks, "head_dim": width // mixer["n_heads"]}
 
 
 _ORIGINAL: tuple[tuple[str, str, Layout], ...] = (

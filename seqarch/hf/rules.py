@@ -69,6 +69,14 @@ class Family(ABC):
     """Our mixer of all its layers."""
     names: ClassVar[Entries]
     """Options of our model, and what `config.json` calls them."""
+    mixer_names: ClassVar[Entries] = {}
+    """Options of the mixer, and what `config.json` calls them."""
+    always: ClassVar[Entries] = {}
+    """Further options of our model."""
+    feed_forward: ClassVar[str | None] = None
+    """Our feed-forward layer."""
+    hidden: ClassVar[str] = "intermediate_size"
+    """The width of the feed-forward layer in `config.json`."""
     defaults: ClassVar[Entries] = {}
     """Entries that `config.json` may lack."""
     fixed: ClassVar[Fixed]
@@ -82,21 +90,46 @@ class Family(ABC):
     package: ClassVar[str] = "transformers"
     """The package that has the class."""
 
-    @abstractmethod
+    def complete(self, c: Config) -> dict[str, Any]:
+        """`config.json` with the entries that it may lack."""
+        return {**self.defaults, **c}
+
     def options(self, c: Config) -> dict[str, Any]:
         """The options of `SequenceLM`, as a recipe has them, from `config.json`."""
+        c = self.complete(c)
+        mixer = {ours: c[theirs] for ours, theirs in self.mixer_names.items()} | self.mixer_options(c)
+        width = self.feed_forward and {"class_path": self.feed_forward, "init_args": {"hidden": c[self.hidden]}}
+        return {
+            **{ours: c[theirs] for ours, theirs in self.names.items()},
+            **self.always,
+            "mixers": {"mixer": {"class_path": self.mixer, "init_args": mixer}},
+            "feed_forward": width,
+        }
 
-    @abstractmethod
-    def rules(self, c: Config) -> list[Rule]:
-        """The rules for the tensors; those with `{i}` hold for each layer."""
+    def mixer_options(self, c: Config) -> dict[str, Any]:
+        """The mixer's options that `mixer_names` has not."""
+        return {}
 
-    @abstractmethod
     def config(self, model: Options) -> dict[str, Any]:
         """`config.json` of a model's options.
 
         Raises:
-            UserError: the family cannot express the model.
+            UserError: the model has other layers than the family.
         """
+        mixer = self.mixer_of(model)
+        config = {theirs: model[ours] for ours, theirs in self.names.items()}
+        config |= {theirs: mixer[ours] for ours, theirs in self.mixer_names.items()}
+        if self.feed_forward:
+            config[self.hidden] = ((model.get("feed_forward") or {}).get("init_args") or {}).get("hidden")
+        return self.complete(config | self.mixer_config(mixer, model["d_model"]))
+
+    def mixer_config(self, mixer: Options, width: int) -> dict[str, Any]:
+        """`mixer_options` reversed, for a `d_model`."""
+        return {}
+
+    @abstractmethod
+    def rules(self, c: Config) -> list[Rule]:
+        """The rules for the tensors, from a complete `config.json`; those with `{i}` hold for each layer."""
 
     def check(self, config: Config) -> None:
         """Raise `UserError` for a configuration that seqarch does not compute."""
@@ -108,19 +141,9 @@ class Family(ABC):
 
     def every_rule(self, config: Config, n_layers: int) -> Iterator[Rule]:
         """The rules of all layers."""
-        for rule in self.rules(config):
+        for rule in self.rules(self.complete(config)):
             layers = range(n_layers) if "{i}" in rule.ours else range(1)
             yield from (rule.of_layer(layer) for layer in layers)
-
-    def to_ours(self, config: Config, mixer: Options) -> dict[str, Any]:
-        """The options that `names` has, and those of the mixer."""
-        entries = {**self.defaults, **config}
-        options = {ours: entries[theirs] for ours, theirs in self.names.items()}
-        return {**options, "mixers": {"mixer": {"class_path": self.mixer, "init_args": dict(mixer)}}}
-
-    def to_theirs(self, model: Options) -> dict[str, Any]:
-        """`to_ours` reversed."""
-        return {theirs: model[ours] for ours, theirs in self.names.items()}
 
     def mixer_of(self, model: Options) -> dict[str, Any]:
         """The options of a model's only mixer, which must be the family's."""
@@ -142,8 +165,9 @@ class Family(ABC):
         """The rules of the embedding, the last norm and, unless it is tied, the head."""
         rules = [Rule("lm.embedding.weight", (f"{embedding}.weight",)), Rule("lm.norm.weight", (f"{norm}.weight",))]
         rules += [Rule("lm.norm.bias", (f"{norm}.bias",))] if bias else []
-        tied = {**self.defaults, **config}.get("tie_word_embeddings", True)
-        return rules if tied else [*rules, Rule("lm.head.weight", ("lm_head.weight",))]
+        return (
+            rules if config.get("tie_word_embeddings", True) else [*rules, Rule("lm.head.weight", ("lm_head.weight",))]
+        )
 
 
 def convert(
@@ -183,8 +207,3 @@ def _published(tensor: Tensor, layout: Layout, *, back: bool) -> Tensor:
     if layout == "broadcast":
         return tensor[None, None] if back else tensor.flatten()
     return tensor
-
-
-def hidden_width(model: Options) -> int | None:
-    """The width of the feed-forward layer, if its options give one."""
-    return ((model.get("feed_forward") or {}).get("init_args") or {}).get("hidden")

@@ -72,13 +72,9 @@ class LowRank(nn.Module):
         return self.up(hidden if self.activation is None else self.activation(hidden))
 
 
-def published_rank(share: float) -> int:
+def rank_at(factor: float, power: float, d_model: int) -> int:
     """A rank as the authors' training script rounds it: to a multiple of 32, at least 32."""
-    return max(32, round(share / 32) * 32)
-
-
-def _rank_at(factor: float, power: float, d_model: int) -> int:
-    return published_rank(factor * d_model**power)
+    return max(32, round(factor * d_model**power / 32) * 32)
 
 
 class RWKV7TimeMix(RWKVTimeMix):
@@ -111,8 +107,8 @@ class RWKV7TimeMix(RWKVTimeMix):
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, backend=backend)
         self.receptance, self.key, self.value, self.output = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
-        self.gate = LowRank(d_model, gate_rank or functools.partial(_rank_at, 0.6, 0.8), activation=torch.sigmoid)
-        of_values = value_rank or functools.partial(_rank_at, 1.3, 0.5)
+        self.gate = LowRank(d_model, gate_rank or functools.partial(rank_at, 0.6, 0.8), activation=torch.sigmoid)
+        of_values = value_rank or functools.partial(rank_at, 1.3, 0.5)
         self.value_gate = LowRank(d_model, of_values, bias=True) if layer_idx > 0 else None
         # 64e-5 is the published 1e-5 times the square of the head size divisor, 8.
         self.norm = nn.GroupNorm(n_heads, d_model, eps=64e-5)
@@ -236,7 +232,7 @@ class RWKV7(RWKV7TimeMix):
         super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, **options)
         self.state_shape = (n_heads, self.head_dim, self.head_dim)
         self.decay_mix, self.rate_mix = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
-        default = functools.partial(_rank_at, 1.8, 0.5)
+        default = functools.partial(rank_at, 1.8, 0.5)
         self.decay = LowRank(d_model, decay_rank or default, activation=torch.tanh, bias=True)
         self.rate = LowRank(d_model, rate_rank or default, bias=True)
         self.removal_scale, self.rate_scale = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
