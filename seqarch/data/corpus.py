@@ -4,6 +4,7 @@ It is read from the Python installation itself, by parsing files and never by im
 domain is made of; docs/data.md has the figures.
 """
 
+import ast
 import gettext
 import gzip
 import hashlib
@@ -13,19 +14,56 @@ import json
 import platform
 import re
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from seqarch.data.prepare import prepare
-from seqarch.data.python_text import code_of, docstrings_of
 from seqarch.data.remote import is_remote, mirror
 from seqarch.data.shards import is_domain
 from seqarch.data.verified import cache_folder
 from seqarch.data.workers import worker_pool
 from seqarch.errors import absent, refused
 from seqarch.versions import version
+
+Documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def docstrings_of(path: Path) -> list[str]:
+    """The docstrings of a file in their order; of `pydoc_data/topics.py` the topics. Empty if it cannot be parsed."""
+    tree = _parse(path)
+    if tree is None:
+        return []
+    if path.parts[-2:] == ("pydoc_data", "topics.py"):
+        strings = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        return [text for text in strings if isinstance(text, str) and "\n" in text]
+    owners = [node for node in ast.walk(tree) if isinstance(node, Documented)]
+    owners.sort(key=lambda node: getattr(node, "lineno", 0))
+    return [text for node in owners if (text := ast.get_docstring(node))]
+
+
+def code_of(path: Path) -> str:
+    """The code of a file without comments and docstrings, evenly laid out. Empty if it cannot be parsed."""
+    tree = _parse(path)
+    if tree is None:
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, Documented) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
+    return ast.unparse(tree)
+
+
+def _parse(path: Path) -> ast.Module | None:
+    with warnings.catch_warnings():
+        # Old string escapes in other people's files are not this user's concern.
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, RecursionError):
+            return None
+
 
 EMBEDDED = "embedded"
 """The word that means the corpus instead of a folder of domains."""

@@ -14,11 +14,19 @@ from torch import Tensor
 from seqarch.arguments import FILLED, Count, Interval, Limited, Seed
 from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
-from seqarch.data.hold_outs import EvaluationSet, HoldOut
 from seqarch.data.loader import BatchPlan, DocumentCollate, MixtureDataset, TrainLoader
 from seqarch.data.manifest import Split
 from seqarch.data.order import DomainOrder, SampleOrder
-from seqarch.data.packing import DocumentSequences, Pack, WholeDocuments, segments_of, usual_documents, usual_lengths
+from seqarch.data.packing import (
+    DocumentSequences,
+    EvaluationSet,
+    HoldOut,
+    Pack,
+    WholeDocuments,
+    segments_of,
+    usual_documents,
+    usual_lengths,
+)
 from seqarch.data.remote import is_remote
 from seqarch.data.shards import Domain, PackedSequences, open_domain
 from seqarch.data.tokenizers import Tokenizer

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -15,11 +16,14 @@ from seqarch.data.datamodule import EvaluationSet, HoldOut, TextDataModule
 from seqarch.data.packing import predicted
 from seqarch.errors import SeqarchWarning, UserError
 from seqarch.evaluation.bits_per_byte import bits_per_byte, text_bytes
-from seqarch.evaluation.causality import check_causal
 from seqarch.evaluation.recall import frequent_bigrams, recallable
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task
 from seqarch.runs import tags
+
+LEAST_LEAK = 0.2
+"""Nats per token by which later tokens change the losses of a model that is not causal. Rounding stays below it."""
+CUTS = 8
 
 
 class LossByDomain(Task):
@@ -187,3 +191,25 @@ def loss_metrics(sets: Sequence[HoldOut | EvaluationSet], losses: Sequence[float
         if weighted:
             metrics[tags.loss(role)] = sum(weight * loss for weight, loss in weighted) / sum(w for w, _ in weighted)
     return metrics
+
+
+def check_causal(scorer: Scorer, row: Tensor) -> None:
+    """Raise `UserError` if later tokens change earlier losses: such losses say nothing about a model.
+
+    The row is read many times. Each time its tokens from another place on are replaced, and the loss of the token
+    before this place must stay.
+
+    Args:
+        scorer: the model; its batches have the shape and strides of `Scorer.measure`, so nothing is compiled anew.
+        row: `[T + 1]` tokens.
+    """
+    size, length = scorer.batch_size, len(row) - 1
+    cuts = torch.linspace(length, 1, size * math.ceil(CUTS / size)).long().unsqueeze(1)  # the first replaces nothing
+    batches = torch.where(torch.arange(length + 1) < cuts, row, row[0]).to(scorer.device).split(size)
+    targets = row.repeat(size, 1).to(scorer.device)[:, 1:]
+    with scorer.evaluating():
+        passes = [scorer.lm(tokens[:, :-1], targets, reduction="none") for tokens in batches]
+    losses = torch.cat(passes).double().cpu()
+    if (leak := float((losses - losses[0]).gather(1, cuts - 1).abs().mean())) > LEAST_LEAK:
+        by = f"{leak:.2g} nats per token; seqarch.testing.MixerSuite finds the mixer"
+        raise UserError(f"the model is not causal: later tokens change its losses by {by}")

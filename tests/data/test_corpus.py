@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from seqarch.data import corpus
-from seqarch.data.corpus import DOMAINS, EmbeddedDomain, build_embedded, find_root
+from seqarch.data.corpus import DOMAINS, EmbeddedDomain, build_embedded, code_of, docstrings_of, find_root
 from seqarch.data.datamodule import TextDataModule
-from seqarch.data.python_text import code_of, docstrings_of
 from seqarch.data.shards import open_domain
 from seqarch.data.verified import cache_folder
 

@@ -9,7 +9,7 @@ from torch import nn
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scorer, evaluate
-from seqarch.evaluation.causality import check_causal
+from seqarch.evaluation.losses import check_causal
 from seqarch.mixers.base import Mixer
 from seqarch.model import GELUMLP, SequenceLM
 from seqarch.model.lm import MixerFactory
