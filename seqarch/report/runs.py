@@ -274,13 +274,16 @@ def load_run(folder: Path, domains: Sequence[str] = ()) -> Run:
             domain to compare.
     """
     folder = Path(folder)
-    facts = _read_facts(folder)
-    config = read_config(folder)
-    growing = facts.get("status") != "finished"
+    _check_files(folder)
     curves, steps, tokens = Curves(), 0, 0
-    if not facts.get("imported"):
-        ended = {} if growing else {"noted": facts.get("curves"), "end": facts.get("max_steps")}
-        curves, steps, tokens = read_curves(folder / CURVES, growing, **ended)
+    with explain_salvage(folder):
+        facts = _read_facts(folder)
+        config = read_config(folder)
+        if (folder / CURVES).is_file():
+            ended = facts.get("status") == "finished"
+            curves, steps, tokens = read_curves(
+                folder / CURVES, *(facts.get(key) for key in ("curves", "max_steps") if ended)
+            )
     run = Run(folder, facts["name"], facts["seed"], facts, config, curves, steps, tokens, domains)
     for domain in domains if run.evaluated else ():
         check_known("OOD domain" if run.role is OOD else "training domain", domain, run.evaluated)
@@ -335,8 +338,8 @@ def pick_reference(groups: Sequence[Group], reference: str | None) -> Group:
     return groups[0] if reference is None else by_name[reference]
 
 
-def _read_facts(folder: Path) -> dict[str, Any]:
-    """`run.json` of a folder that holds a run."""
+def _check_files(folder: Path) -> None:
+    """Refuse a folder that holds no run; only one that was imported has no curves."""
     if not folder.exists():
         raise absent("run folder", folder)
     if not folder.is_dir():
@@ -344,18 +347,20 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     if (folder / RECORD).exists():
         check_folder(folder, written=False)
     missing = [name for name in FILES if not (folder / name).is_file()]
-    facts = {} if RECORD in missing else read_record(folder)
-    if missing and not (missing == [CURVES] and facts.get("imported")):
+    if missing and not (missing == [CURVES] and read_record(folder).get("imported")):
         inside = sorted(path.parent for path in folder.glob("*/run.json"))
         hint = f"seqarch fit writes {', '.join(FILES[:-1])} and {FILES[-1]}"
         if inside:
             more = " ..." if len(inside) > 4 else ""
             hint = f"did you mean the runs inside it: {' '.join(map(str, inside[:4]))}{more}"
         raise UserError(f"{folder} is not a run folder, it has no {' and no '.join(missing)}: {hint}")
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    facts = read_record(folder)
     for key, kind in FACTS.items():
         if not (KINDS[kind](facts.get(key)) or (facts.get(key) is None and key not in REQUIRED)):
-            with explain_salvage(folder / RECORD):
-                raise UserError(f"{folder / RECORD}: '{key}' must be {kind}, found {facts.get(key)!r:.80}")
+            raise UserError(f"{folder / RECORD}: '{key}' must be {kind}, found {facts.get(key)!r:.80}")
     return facts
 
 
@@ -370,10 +375,8 @@ def _is_number(value: Any) -> bool:
 def _check_seeds(run: Run, other: Run) -> None:
     """Two runs of one name must be seeds of the same model."""
     if run.seed == other.seed:
-        raise UserError(
-            f"two runs are called '{run.name}' and have the same seed {run.seed}, {run.folder} and {other.folder}: "
-            "give one of them another name, or leave one out"
-        )
+        pair = f"{run.folder} and {other.folder}"
+        raise UserError(f"two runs are called '{run.name}' and have the same seed {run.seed}, {pair}: leave one out")
     one, two = (flatten(each.config.get("model"), "model") | each.facts for each in (run, other))
     # those that both have: an earlier version had fewer
     options = sorted(key for key in one.keys() & two.keys() if key.startswith("model."))
@@ -381,10 +384,8 @@ def _check_seeds(run: Run, other: Run) -> None:
     length = () if one.get("model.decay_share") else ("max_steps",)
     for key in ("mixers", "pattern", "parameters", *length, *options):
         if one.get(key) != two.get(key) and not may_differ(key, "seeds"):
-            raise UserError(
-                f"two runs are called '{run.name}', which makes them seeds of one model, but their {key} differ "
-                f"({run.folder}: {one.get(key)}, {other.folder}: {two.get(key)}): rename one"
-            )
+            pair = f"{run.folder}: {one.get(key)}, {other.folder}: {two.get(key)}"
+            raise UserError(f"two seeds are called '{run.name}', but their {key} differ ({pair}): rename one")
 
 
 def _check_comparable(run: Run, other: Run) -> None:
@@ -392,19 +393,14 @@ def _check_comparable(run: Run, other: Run) -> None:
     pair = f"'{run.name}' ({run.folder}) and '{other.name}' ({other.folder}) cannot be compared"
     one, two = (flatten(each.config.get("data"), "data") | each.facts for each in (run, other))
     of_earlier_runs = {"data.eval_documents": 1, "data.document_mask": False, "data.pack": "cut"}
-    for key in ("tokenizer", "train", "data.sequence_length", "data.eval_tokens", *of_earlier_runs):
-        if (mine := one.get(key, of_earlier_runs.get(key))) != (its := two.get(key, of_earlier_runs.get(key))):
-            what = f"their {'training mixture' if key == 'train' else key} differs ({mine} and {its})"
-            raise UserError(f"{pair}, {what}: make a report for each")
-    ood, theirs = (", ".join(one.domains) if one.role is OOD else "none" for one in (run, other))
-    if ood != theirs:
-        raise UserError(
-            f"{pair}, their OOD domains differ ({ood} and {theirs}): evaluate both on the same, or set --domains"
-        )
-    entropies, others = (one.facts.get("unigram_entropy") or {} for one in (run, other))
+    keys = ("tokenizer", "train", "data.sequence_length", "data.eval_tokens", *of_earlier_runs)
+    pairs = {key: [facts.get(key, of_earlier_runs.get(key)) for facts in (one, two)] for key in keys}
+    pairs["OOD domains"] = [", ".join(each.domains) if each.role is OOD else "none" for each in (run, other)]
+    entropies, others = (facts.get("unigram_entropy") or {} for facts in (one, two))
     for domain in sorted({*run.domains, *(run.facts.get("train") or ())} & entropies.keys() & others.keys()):
         if abs(entropies[domain] - others[domain]) > 1e-6:
-            raise UserError(
-                f"{pair}, their hold-outs of '{domain}' differ (unigram entropy {entropies[domain]:.6f} and "
-                f"{others[domain]:.6f} nats): evaluate both on the same data, or set --domains to the others"
-            )
+            pairs[f"unigram entropy of the hold-out of {domain}"] = [entropies[domain], others[domain]]
+    for what, (mine, its) in pairs.items():
+        if mine != its:
+            advice = "evaluate both on the same data, set --domains, or make a report for each"
+            raise UserError(f"{pair}, their {what} differ ({mine} and {its}): {advice}")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqarch.errors import UserError, refused
 from seqarch.runs import tags
-from seqarch.runs.files import MOST, is_label, read_text
-from seqarch.runs.record import explain_salvage
+from seqarch.runs.files import is_label, read_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,10 +53,8 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """
     if not path.exists():
         return [], []
-    with explain_salvage(path):
-        complete, _, _ = read_text(path).rpartition("\n")
-        header, rows = _parsed(path, complete)
-        return header, [dict(zip(header, cells, strict=True)) for _, cells, _ in rows]
+    header, rows = _parsed(path)
+    return header, [dict(zip(header, cells, strict=True)) for _, cells, _ in rows]
 
 
 def last_step(path: Path) -> float:
@@ -73,30 +70,25 @@ def checksum(rows: Iterable[Mapping[str, str]], before: int = 0) -> int:
     return before
 
 
-def read_curves(path: Path, growing: bool, noted: Any = None, end: int | None = None) -> tuple[Curves, int, int]:
+def read_curves(path: Path, noted: Any = None, end: int | None = None) -> tuple[Curves, int, int]:
     """The curves by tag, the last step and its tokens.
 
     If the run has ended, `noted` is the checksum of its rows, and `end` its last step if it logged the training loss.
 
-    A last line without a line break is left out if the file was `growing`, until its process ended or still. A row
-    without tokens is left out too, because it has no place on the axis. A user's callback may log such a row.
+    A last line without a line break is left out. A row without tokens is left out too, because it has no place on the
+    axis. A user's callback may log such a row.
 
     Raises:
-        UserError: the file is damaged; names the line and what of the run can still be used.
+        UserError: the file is damaged; names the line.
     """
-    with explain_salvage(path):
-        complete, _, rest = read_text(path).rpartition("\n")
-        if rest and not growing:
-            raise UserError(f"{path} ends in the middle of a line, it was cut: restore it")
-        curves, step, tokens = _curves(path, complete, noted)
-        if tags.TRAIN_LOSS in curves and step < (end or 0):  # TrainLoss ends every finished run with a row
-            raise UserError(f"{path} ends at step {step} of {end}: it was cut, restore it")
-        return curves, step, tokens
+    curves, step, tokens = _curves(path, noted)
+    if (tags.TRAIN_LOSS in curves or not curves) and step < (end or 0):  # TrainLoss ends every finished run with a row
+        raise UserError(f"{path} ends at step {step} of {end}: it was cut, restore it")
+    return curves, step, tokens
 
 
-def _curves(path: Path, text: str, noted: Any) -> tuple[Curves, int, int]:
-    header, rows = _parsed(path, text)
-    _check_header(path, header)
+def _curves(path: Path, noted: Any) -> tuple[Curves, int, int]:
+    header, rows = _parsed(path)
     if noted not in (None, checksum(dict(zip(header, cells, strict=True)) for _, cells, _ in rows)):
         raise UserError(f"{path} is not what the run had written when it ended: restore it")
     logged: dict[str, list[tuple[float, float, float]]] = {tag: [] for tag in header if tag not in ("step", "tokens")}
@@ -121,49 +113,25 @@ def _curves(path: Path, text: str, noted: Any) -> tuple[Curves, int, int]:
     return curves, max(int(step), 0), max(int(tokens), 0)
 
 
-def _parsed(path: Path, text: str) -> tuple[list[str], list[tuple[int, list[str], dict[str, float]]]]:
-    """The header, and of each row its line, its cells and the numbers in them by tag."""
-    reader = csv.reader(text.splitlines(keepends=True), strict=True)
-    try:
+def _parsed(path: Path) -> tuple[list[str], list[tuple[int, list[str], dict[str, float]]]]:
+    """The header, and of each row its line, its cells and the numbers in them by tag. Half a last line is left out."""
+    complete, _, _ = read_text(path).rpartition("\n")
+    reader = csv.reader(complete.splitlines(keepends=True), strict=True)
+    with refused(f"{path}: malformed CSV", csv.Error, why=lambda error: f"line {reader.line_num}, {error}"):
         rows = [(reader.line_num, cells) for cells in reader if cells]
-    except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: malformed CSV: {error}") from None
     if not rows:
         return [], []
     (_, header), *rows = rows
-    _check_columns(path, header)
-    return header, [(line, cells, _parse_row(path, line, header, cells)) for line, cells in rows]
+    if not {"step", "tokens"} <= {*header} or len({*header}) < len(header) or not all(map(is_label, header)):
+        raise UserError(f"{path}:1: expected columns step, tokens and printable tags, each once, found {header!r:.200}")
+    return header, [(line, cells, _numbers(f"{path}:{line}", header, cells)) for line, cells in rows]
 
 
-def _check_header(path: Path, header: list[str]) -> None:
-    if not header:
-        raise UserError(f"{path} is empty: expected a header with the columns step, tokens and the logged tags")
-    if tags.domains(header, tags.OOD) and tags.loss(tags.IN_DOMAIN) not in header:
-        raise UserError(f"{path}:1: it has OOD losses but no column {tags.loss(tags.IN_DOMAIN)}")
-    if any(tags.MEAN in tags.domains(header, role) for role in (tags.OOD, tags.IN_DOMAIN)):
-        raise UserError(f"{path}:1: a domain cannot be called '{tags.MEAN}', the name of the mean of all domains")
-
-
-def _check_columns(path: Path, header: list[str]) -> None:
-    if missing := [name for name in ("step", "tokens") if name not in header]:
-        raise UserError(f"{path}:1: no column {' and no column '.join(missing)}, found {', '.join(header[:8])}")
-    if strange := [name for name in header if not is_label(name)]:
-        raise UserError(f"{path}:1: a column's name must be printable, of at most {MOST} letters: {strange[0]!r:.80}")
-    if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise UserError(f"{path}:1: column {', '.join(twice)} occurs twice")
-
-
-def _parse_row(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, float]:
+def _numbers(where: str, header: list[str], cells: list[str]) -> dict[str, float]:
     if len(cells) != len(header):
-        raise UserError(f"{path}:{line}: {len(cells)} cells where the header has {len(header)} columns")
-    row = {}
-    for tag, cell in zip(header, cells, strict=True):
-        if cell.strip() == "" and tag != "step":
-            continue
-        try:
-            row[tag] = float(cell)
-        except ValueError:
-            raise UserError(f"{path}:{line}: column {tag} holds '{cell}', expected a number") from None
-    if not all(each.is_integer() and abs(each) < 2**53 for each in (row["step"], row.get("tokens", 0.0))):
-        raise UserError(f"{path}:{line}: step and tokens must be whole numbers")
+        raise UserError(f"{where}: {len(cells)} cells where the header has {len(header)} columns")
+    with refused(where, ValueError, why=True):
+        row = {tag: float(cell) for tag, cell in zip(header, cells, strict=True) if cell.strip() or tag == "step"}
+    if not all(axis.is_integer() and abs(axis) < 2**53 for axis in (row["step"], row.get("tokens", 0.0))):
+        raise UserError(f"{where}: step and tokens must be whole numbers")
     return row

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqarch.errors import UserError, absent, refused
+from seqarch.errors import UserError, absent, one_line, refused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,10 +148,8 @@ def read_text(path: Path) -> str:
     Raises:
         UserError: it is not UTF-8 text.
     """
-    try:
+    with refused(f"{path} is not a text file", UnicodeDecodeError, why=True):
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file (byte {error.start} is not UTF-8)") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -227,17 +225,9 @@ def parse_json(text: str | bytes, path: Path, line: int = 1) -> Any:
         if "\\ud" in text or "\\uD" in text:
             json.dumps(content, ensure_ascii=False).encode()
         return content
-    except json.JSONDecodeError as error:
-        line += error.lineno - 1
-        raise UserError(f"{path}:{line}: is not JSON ({error.msg}, column {error.colno})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}:{line}: is not UTF-8 text") from None
-    except UnicodeEncodeError:
-        raise UserError(f"{path}:{line}: the text holds half a surrogate pair, which is not Unicode text") from None
-    except RecursionError:
-        raise UserError(f"{path}:{line}: nests brackets too deeply to be read") from None
-    except ValueError:
-        raise UserError(f"{path}:{line}: holds a number with too many digits to be read") from None
+    except (ValueError, RecursionError) as error:  # also text that is not Unicode, or a number with too many digits
+        line += getattr(error, "lineno", 1) - 1
+        raise UserError(f"{path}:{line}: is not JSON ({one_line(error)[:200]})") from None
 
 
 def sync(path: Path) -> None:

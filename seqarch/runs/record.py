@@ -23,10 +23,9 @@ def read_record(run: Path) -> dict[str, Any]:
     """`run.json` of a run folder.
 
     Raises:
-        UserError: the file is damaged; says what of the run can still be used.
+        UserError: the file is damaged.
     """
-    with explain_salvage(run / RECORD):
-        return read_json(run / RECORD)
+    return read_json(run / RECORD)
 
 
 def write_record(run: Path, record: dict[str, Any]) -> None:
@@ -51,12 +50,9 @@ def has_diverged(run: Path) -> bool:
 
 def read_config(run: Path) -> dict[str, Any]:
     """`config.yaml` of a run folder: the resolved configuration; errors as for `read_record`."""
-    path = run / CONFIG
-    with explain_salvage(path):
-        config = load(path)
-        if not isinstance(config, dict):
-            raise UserError(f"{path}: expected a mapping, the configuration that seqarch fit wrote")
-        return config
+    if not isinstance(config := load(run / CONFIG), dict):
+        raise UserError(f"{run / CONFIG}: expected a mapping, the configuration that seqarch fit wrote")
+    return config
 
 
 def write_config(run: Path, config: dict[str, Any]) -> None:
@@ -69,12 +65,11 @@ def read_note(run: Path) -> dict[str, Any]:
     path = run / EXAM_NOTE
     if not path.is_file():
         return {}
-    with explain_salvage(path):
-        note = read_json(path)
-        for key, fits in NOTE.items():
-            if not (note.get(key) is None or fits(note[key])):
-                raise UserError(f"{path} is not a note of an exam: '{key}' is {note[key]!r:.80}; remove the file")
-        return note
+    note = read_json(path)
+    for key, fits in NOTE.items():
+        if not (note.get(key) is None or fits(note[key])):
+            raise UserError(f"{path} is not a note of an exam: '{key}' is {note[key]!r:.80}; remove the file")
+    return note
 
 
 def write_note(run: Path, **note: Any) -> None:
@@ -83,13 +78,13 @@ def write_note(run: Path, **note: Any) -> None:
 
 
 @contextlib.contextmanager
-def explain_salvage(path: Path) -> Iterator[None]:
-    """Adds to a `UserError` about one file of a run folder what of the run can still be used."""
+def explain_salvage(run: Path) -> Iterator[None]:
+    """Adds to a `UserError` about a file of a run folder what of the run can still be used."""
     try:
         yield
     except UserError as error:
-        scalars = [CURVES] if path.name != CURVES else [TENSORBOARD, f"{EVENTS}*"]
-        usable = [f"{name} (its scalars)" for name in scalars if any(path.parent.glob(name))]
-        if checkpoint := newest_checkpoint(path.parent):
-            usable.append(f"{checkpoint.relative_to(path.parent)} (its weights)")
+        scalars = [TENSORBOARD, f"{EVENTS}*"] if CURVES in str(error) else [CURVES]
+        usable = [f"{name} (its scalars)" for name in scalars if any(run.glob(name))]
+        if checkpoint := newest_checkpoint(run):
+            usable.append(f"{checkpoint.relative_to(run)} (its weights)")
         raise UserError(f"{error}; still usable of this run: {' and '.join(usable) or 'nothing'}") from None

@@ -64,9 +64,9 @@ def position_range(tag: str) -> tuple[str, int, int] | None:
 
 
 def domains(tags: Iterable[str], role: str) -> list[str]:
-    """The domains with a loss of that role, sorted."""
+    """The domains with a loss of that role, sorted; a mean that a user's callback logged is none."""
     prefix = f"{loss(role)}/"
-    return sorted(tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix))
+    return sorted({tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix)} - {MEAN})
 
 
 def entropy(layer: int, head: int | None = None, *, implied: bool = False) -> str:

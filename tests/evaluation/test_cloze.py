@@ -136,7 +136,7 @@ def test_a_model_that_cannot_decode_is_refused():
         ({"text": "a", "key": "b"}, "row 2 has no value: a row has text, key, value"),
         ({"text": " ", "key": "b", "value": "c"}, "row 2 has no text"),
         ({"text": ["a"], "key": "b", "value": 3}, "row 2 has no text, value: a row has text, key, value"),
-        ({"text": "a\ud800", "key": "b", "value": "c"}, "fda.jsonl:2: the text holds half a surrogate pair"),
+        ({"text": "a\ud800", "key": "b", "value": "c"}, "fda.jsonl:2: is not JSON"),
     ],
 )
 def test_rows_that_cannot_be_used_are_refused(folder, row, message):

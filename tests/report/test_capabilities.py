@@ -229,7 +229,7 @@ ONE_DOMAIN = {"domains": (), "facts": {"train": {"docs": 1.0}}}
     [
         (ONE_DOMAIN, "cannot be compared, their OOD domains differ (code, legal and none)"),
         ({"domains": ("code",)}, "their OOD domains differ (code, legal and code)"),
-        ({"facts": {"tokenizer": "mixtral"}}, "their tokenizer differs (byte and mixtral)"),
+        ({"facts": {"tokenizer": "mixtral"}}, "their tokenizer differ (byte and mixtral)"),
     ],
 )
 def test_results_are_reported_where_no_losses_can_be_compared(tmp_path, options, said):

@@ -332,7 +332,7 @@ def test_the_documented_repair_of_a_folder_that_two_runs_wrote(fit, tmp_path, mo
     lines = curves.read_text().splitlines(keepends=True)
     curves.write_text("".join([*lines[:3], *lines[1:]]))  # the second run's rows 0 to 3 follow the first run's 0 and 1
     with pytest.raises(UserError, match="steps must rise") as error:
-        read_curves(curves, growing=False)
+        read_curves(curves)
     named = int(str(error.value).split(":")[1])
     kept = curves.read_text().splitlines(keepends=True)[: named - 1]
     curves.write_text("".join(kept))
@@ -340,7 +340,7 @@ def test_the_documented_repair_of_a_folder_that_two_runs_wrote(fit, tmp_path, mo
         if int(path.stem.removeprefix("step_")) > int(kept[-1].split(",")[0]):
             path.unlink()
     fit()
-    found, step, _ = read_curves(curves, growing=False)
+    found, step, _ = read_curves(curves)
     assert step == 4
     assert list(found["loss/train"].step) == [1, 2, 3, 4]
 
