@@ -5,11 +5,9 @@ package that declares a seqarch entry point, or of the libraries' modules in `LI
 before anything is imported; `--allow_code PACKAGE` adds packages for one command. A function is never called.
 """
 
-import contextlib
 import functools
 import importlib
 import inspect
-import os
 import re
 import sys
 import warnings
@@ -31,26 +29,14 @@ ALLOW_CODE = (
 )
 
 
-Places = tuple[tuple[str, int, int], ...]
-"""Where packages lie, and what changes when one comes or goes."""
-
-
-def _places() -> Places:
-    found = []
-    for place in sys.path:
-        with contextlib.suppress(OSError):
-            stat = os.stat(place or ".")
-            found.append((place, stat.st_ino, stat.st_mtime_ns))
-    return tuple(found)
-
-
 @functools.cache
-def _installed(group: str, places: Places) -> EntryPoints:
-    """The entry points of a group that installed packages declare.
-
-    They are the same while `places` stay as they are: a search reads a file of every installed package.
-    """
+def _search(group: str, path: tuple[str, ...]) -> EntryPoints:
     return entry_points(group=group)  # pyright: ignore[reportReturnType]
+
+
+def _installed(group: str) -> EntryPoints:
+    """The entry points of a group that packages on `sys.path` declare; each group is searched for once."""
+    return _search(group, tuple(sys.path))
 
 
 @functools.cache
@@ -65,7 +51,7 @@ def entries(group: str) -> dict[str, EntryPoint]:
     The first of two with one name is here. `import_entry` refuses it, so that a clash stops only what uses the name.
     """
     points: dict[str, EntryPoint] = {}
-    for point in _installed(group, _places()):
+    for point in _installed(group):
         points.setdefault(point.name, point)
     return dict(sorted(points.items()))
 
@@ -100,7 +86,7 @@ def import_entry(point: EntryPoint) -> Any:
     Raises:
         UserError: that raises an error, or another package declares the same name.
     """
-    alike = {described(each) for each in _installed(point.group, _places()) if each.name == point.name}
+    alike = {described(each) for each in _installed(point.group) if each.name == point.name}
     if others := alike - {described(point)}:
         kind, both = kind_of(point.group), " and ".join(sorted({described(point), *others}))
         raise UserError(f"{kind} '{point.name}' is declared twice, by {both}: uninstall one of them")
@@ -205,12 +191,7 @@ def check_is_class(path: str, found: Any) -> None:
 
 def packages() -> tuple[str, ...]:
     """The packages and modules whose classes a file may name."""
-    return _packages(_places())
-
-
-@functools.cache
-def _packages(places: Places) -> tuple[str, ...]:
-    plugins = {re.split(r"\W", point.value)[0] for group in GROUPS for point in _installed(group, places)}
+    plugins = {re.split(r"\W", point.value)[0] for group in GROUPS for point in _installed(group)}
     return (*sorted({"seqarch", *plugins}), *LIBRARIES)
 
 
