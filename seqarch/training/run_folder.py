@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import filelock
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -25,6 +26,7 @@ from seqarch.runs.layout import (
     CONFIG,
     CURVES,
     EVENTS,
+    LOCK,
     OWN,
     RECORD,
     TOKENIZER,
@@ -38,7 +40,6 @@ from seqarch.training.callbacks.train_loss import TrainLoss
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.going_on import measures_alike, origin_of, read_on
-from seqarch.training.lock import RunLock
 from seqarch.training.loggers import describe_to, ids_of
 from seqarch.training.provenance import Provenance
 from seqarch.versions import commit, version
@@ -55,7 +56,7 @@ class RunFolder(L.Callback):
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path = path
         self.config = config
-        self._lock = RunLock(path)
+        self._lock = filelock.FileLock(path / LOCK, timeout=0)
         self._noted: dict[str, Any] = {}
         self._record: dict[str, Any] = {}
         self._began = False
@@ -66,14 +67,17 @@ class RunFolder(L.Callback):
         self._before = {*self._events.glob(f"{EVENTS}*")}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        refused = ""
+        why = ""
         if trainer.is_global_zero:
             try:
+                self.path.mkdir(parents=True, exist_ok=True)
                 self._lock.acquire()
-            except (UserError, OSError) as error:
-                refused = (of_storage(error) if isinstance(error, OSError) else None) or str(error)
-        if refused := trainer.strategy.broadcast(refused):  # all processes of this run end, or none
-            raise UserError(refused)
+            except filelock.Timeout:
+                why = f"another process trains into {self.path}: wait for it or stop it, or choose another --run_dir"
+            except OSError as error:
+                why = of_storage(error) or str(error)
+        if why := trainer.strategy.broadcast(why):  # all processes of this run end, or none
+            raise UserError(why)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if pl_module.origin:
@@ -92,7 +96,7 @@ class RunFolder(L.Callback):
         elif trainer.is_global_zero and not (self.path / RECORD).is_file():
             end = "an option of the trainer, such as max_time, ends the run before its first"
             raise UserError(f"no step was taken: {end}")
-        self._lock.release()
+        self._release()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         noted = checkpoint["seqarch"]
@@ -159,11 +163,17 @@ class RunFolder(L.Callback):
             if self._record.get("status") == "running":  # else another process writes it, or the run had ended already
                 end = "stopped" if isinstance(exception, KeyboardInterrupt | SystemExit) else "failed"
                 self._end(end, diverged=isinstance(exception, DivergedError))
-        mine = "*" if self._lock.held else f"*.{platform.node()}.{os.getpid()}.*"  # another process may write too
-        self._lock.release()
+        mine = "*" if self._lock.is_locked else f"*.{platform.node()}.{os.getpid()}.*"  # another process may write too
+        self._release()
         with contextlib.suppress(OSError):
             if not self._began:
                 self._leave_nothing(trainer.loggers, mine)
+
+    def _release(self) -> None:
+        """Free the folder; the system frees it too when this process ends."""
+        if self._lock.is_locked:
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._lock.release()
 
     def _end(self, status: str, **facts: Any) -> None:
         self._record |= {"status": status, "finished": now(), **facts}
