@@ -1,12 +1,10 @@
 """One line about the runs that are being made and the time that is left, in a terminal or in a log."""
 
 import contextlib
-import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -14,10 +12,9 @@ from rich.live import Live
 from rich.text import Text
 
 from seqarch.errors import UserError, say
-from seqarch.exam.plan import Exam, Runs
 from seqarch.runs.curves import last_step
 from seqarch.runs.layout import CURVES, branches, step_of
-from seqarch.runs.record import has_diverged, is_finished, read_note
+from seqarch.runs.record import has_diverged, is_finished
 from seqarch.tables import readable_time
 
 SHARE = 0.05
@@ -26,102 +23,48 @@ EVERY = 5.0
 """Seconds between two looks at the run folders."""
 
 
-@dataclasses.dataclass
-class Ahead:
-    """A run that is to be made.
-
-    Args:
-        name: what the line calls it.
-        folder: its run folder.
-        model: the name of its model: seeds of one model take equally long.
-        recipe: its recipe.
-    """
-
-    name: str
-    folder: Path
-    model: str
-    recipe: Mapping[str, Any]
-    _first: tuple[float, float] | None = None
-    """When steps of it were first seen, and how many."""
-
-    @property
-    def steps(self) -> float:
-        """Steps of the run and of its branches, each from where it leaves."""
-        length, model = self.recipe["trainer"]["max_steps"], self.recipe["model"]
-        return length * (1 + sum(self._at) * (model.get("decay_share") or 0))
-
-    @property
-    def _at(self) -> Sequence[float]:
-        return (self.recipe.get("branches") or {}).get("at") or ()
-
-    def done(self) -> float:
-        """The steps that it has made so far; all of them if it diverged, since it makes no more."""
-        if has_diverged(self.folder) or (is_finished(self.folder) and all(map(is_finished, branches(self.folder)))):
-            return self.steps
-        share = 1 - (self.recipe["model"].get("decay_share") or 0)
-        beyond = (max(0.0, last_step(branch / CURVES) - share * step_of(branch)) for branch in branches(self.folder))
-        return min(self.steps, last_step(self.folder / CURVES) + sum(beyond))
-
-    def seconds_per_step(self, done: float, now: float) -> float | None:
-        """What a step takes: measured since the first look, or by the note of a run that is finished."""
-        if done >= self.steps and (minutes := read_note(self.folder).get("minutes")):
-            return 60 * minutes / self.steps
-        if self._first is None and done > 0:
-            self._first = now, done
-        if self._first is None or done <= self._first[1]:
-            return None
-        return (now - self._first[0]) / (done - self._first[1])
-
-
-def ahead(exam: Exam, runs: Runs) -> list[Ahead]:
-    """What is to be made of some runs, and those that are finished, which tell how long a model takes."""
-    return [
-        Ahead(
-            name=f"{entrant.name}, seed {seed}",
-            folder=exam.cached(entrant, seed) or exam.run(entrant, seed),
-            model=entrant.name.partition("/")[0],  # a rung of the ladder has the name of its model before its own
-            recipe=entrant.recipe,
-        )
-        for entrant, seed in runs
-    ]
-
-
 class Progress:
     """How far some runs are.
 
     Args:
-        runs: those to make now.
-        later: those that are made afterwards, in which a ladder's choices may still change something.
-        workers: how many are made at a time.
+        runs: run folders and recipes, by what the line calls the runs.
     """
 
-    def __init__(self, runs: Sequence[Ahead], later: Sequence[Ahead], workers: int) -> None:
-        self.runs, self.later, self.workers = runs, later, workers
+    def __init__(self, runs: Mapping[str, tuple[Path, Mapping[str, Any]]]) -> None:
+        self.runs = runs
         self.share = 0.0
         """Steps that are done over all steps."""
+        self._first: tuple[float, float] | None = None
+        """When the first steps were seen, and how many."""
 
     def line(self, now: float) -> str | None:
-        """The line, `None` before anything is measured and after the last run."""
-        runs = [*self.runs, *self.later]
-        done = [run.done() for run in runs]
-        left = [run.steps - steps for run, steps in zip(runs, done, strict=True)]
-        self.share = sum(done) / sum(run.steps for run in runs)
-        rates = {run.name: run.seconds_per_step(steps, now) for run, steps in zip(runs, done, strict=True)}
-        measured = [rate for rate in rates.values() if rate is not None]
-        if not measured or not sum(left[: len(self.runs)]):
+        """The line, `None` before anything is measured: the time left is as long as that of as many steps was."""
+        steps = {name: _steps(recipe) for name, (_, recipe) in self.runs.items()}
+        done = {name: _done(*run) for name, run in self.runs.items()}
+        made, left = sum(done.values()), sum(steps.values()) - sum(done.values())
+        self.share = made / sum(steps.values())
+        if self._first is None or made <= self._first[1]:
+            self._first = self._first or ((now, made) if made else None)
             return None
-        seconds = 0.0
-        for run, steps in zip(runs, left, strict=True):
-            alike = [rate for each in runs if each.model == run.model and (rate := rates[each.name]) is not None]
-            seconds += steps * fmean(alike or measured)
-        busy = sum(steps > 0 for steps in left)
-        at = [
-            f"{run.name} at {steps / run.steps:.0%}"
-            for run, steps in zip(runs, done, strict=True)
-            if 0 < steps < run.steps
-        ]
-        about = readable_time(seconds / max(1, min(self.workers, busy)))
-        return f"{', '.join(at) or 'starting'}; {busy} run{'s' if busy > 1 else ''} to finish, about {about} left"
+        seconds = left * (now - self._first[0]) / (made - self._first[1])
+        at = [f"{name} at {each / steps[name]:.0%}" for name, each in done.items() if 0 < each < steps[name]]
+        busy = sum(each < steps[name] for name, each in done.items())
+        return f"{', '.join(at) or 'starting'}; runs to finish: {busy}, about {readable_time(seconds)} left"
+
+
+def _steps(recipe: Mapping[str, Any]) -> float:
+    """Steps of a run and of its branches, each from where it leaves."""
+    share, at = recipe["model"].get("decay_share") or 0, (recipe.get("branches") or {}).get("at") or ()
+    return recipe["trainer"]["max_steps"] * (1 + share * sum(at))
+
+
+def _done(run: Path, recipe: Mapping[str, Any]) -> float:
+    """The steps that a run has made so far; all of them if it diverged, since it makes no more."""
+    if has_diverged(run) or (is_finished(run) and all(map(is_finished, branches(run)))):
+        return _steps(recipe)
+    share = 1 - (recipe["model"].get("decay_share") or 0)
+    beyond = (max(0.0, last_step(branch / CURVES) - share * step_of(branch)) for branch in branches(run))
+    return min(_steps(recipe), last_step(run / CURVES) + sum(beyond))
 
 
 @contextlib.contextmanager
@@ -144,13 +87,11 @@ def shown(progress: Progress) -> Iterator[None]:
 
 
 def _tell(progress: Progress, ended: threading.Event) -> None:
-    last = -SHARE
-    while True:
+    last = 0.0
+    while not ended.wait(EVERY):
         if (line := _line(progress)) and progress.share >= last + SHARE:
             last = progress.share
             say(line)
-        if ended.wait(EVERY):
-            return
 
 
 def _line(progress: Progress) -> str | None:

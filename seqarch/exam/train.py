@@ -22,7 +22,7 @@ import yaml
 from seqarch.errors import UserError, say
 from seqarch.exam.plan import Entrant, Exam, Rung, Runs, has_begun, locked, minutes_used, remember, reuse, rung_of
 from seqarch.exam.pool import Pool, Worker
-from seqarch.exam.progress import Progress, ahead, shown
+from seqarch.exam.progress import Progress, shown
 from seqarch.plugins import allow_flags
 from seqarch.report.runs import load_run
 from seqarch.runs.files import check_folder, write_text
@@ -102,9 +102,10 @@ def _make_runs(exam: Exam, runs: Runs, pool: Pool, later: Runs = ()) -> dict[str
         exam.check_folder([entrant], seed)
     for entrant, _ in reversed(runs):  # at the best rate, which is that of the first seed
         write_text(exam.folder / entrant.name / "recipe.yaml", yaml.safe_dump(dict(entrant.recipe), sort_keys=False))
-    named = {f"{entrant.name}, seed {seed}": (entrant, seed) for entrant, seed in runs}
-    jobs = {name: partial(_make_run, exam, *run) for name, run in named.items()}
-    with shown(Progress(ahead(exam, runs), ahead(exam, later), len(pool.workers))):
+    named = {f"{entrant.name}, seed {seed}": (entrant, seed) for entrant, seed in [*runs, *later]}
+    jobs = {name: partial(_make_run, exam, *named[name]) for name in [*named][: len(runs)]}
+    folders = {name: (exam.cached(*run) or exam.run(*run), run[0].recipe) for name, run in named.items()}
+    with shown(Progress(folders)):
         failed = pool.do(jobs)
     return {str(exam.run(*named[name])): why for name, why in failed.items()}
 

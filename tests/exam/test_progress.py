@@ -1,27 +1,14 @@
 """The line of an exam about its runs and the time that is left."""
 
+import time
+
 import pytest
 
-from seqarch.exam.progress import Ahead, Progress, shown
-from seqarch.runs.record import write_note, write_record
+from seqarch.exam.progress import Progress, shown
+from seqarch.runs.record import write_record
 from seqarch.tables import readable_time
 
 RECIPE = {"trainer": {"max_steps": 100}, "model": {"decay_share": 0.2}, "branches": {"at": [0.5]}}
-
-
-@pytest.fixture
-def ahead(tmp_path):
-    """Makes a run with curves up to a step, of 100 steps and a branch of 50 that leaves at step 40: 110 in all."""
-
-    def make(name, step=0, minutes=None):
-        run = Ahead(name, tmp_path / name, name.rstrip("0123456789"), RECIPE)
-        train(run.folder, step)
-        if minutes is not None:
-            write_record(run.folder, {"status": "finished"})
-            write_note(run.folder, minutes=minutes)
-        return run
-
-    return make
 
 
 def train(run, step):
@@ -29,35 +16,44 @@ def train(run, step):
     (run / "curves.csv").write_text(f"step,tokens\n{step},{step}\n" if step else "")
 
 
-def test_time_left_is_measured_from_the_first_steps_on(ahead):
-    first, second = ahead("a0"), ahead("b0")
-    progress = Progress([first, second], [], workers=1)
+@pytest.fixture
+def runs(tmp_path):
+    """Runs of 100 steps and a branch of 50 that leaves at step 40: 110 in all."""
+    for name in ("a", "b"):
+        train(tmp_path / name, 0)
+    return {name: (tmp_path / name, RECIPE) for name in ("a", "b")}
+
+
+def test_time_left_is_measured_from_the_first_steps_on(runs, tmp_path):
+    progress = Progress(runs)
     assert progress.line(0) is None
-    train(first.folder, 10)
+    train(tmp_path / "a", 10)
     assert progress.line(100) is None  # what came before the first steps, such as a compilation, is no rate
-    train(first.folder, 20)
-    assert progress.line(120) == "a0 at 18%; 2 runs to finish, about 7 minutes left"  # (90 + 110) steps of 2 seconds
+    train(tmp_path / "a", 20)
+    assert progress.line(120) == "a at 18%; runs to finish: 2, about 7 minutes left"  # (90 + 110) steps of 2 seconds
     assert progress.share == pytest.approx(20 / 220)
-    train(first.folder / "branches/step_00000050", 45)
-    train(first.folder, 40)
-    assert first.done() == 45
+    train(tmp_path / "a/branches/step_00000050", 45)
+    train(tmp_path / "a", 40)
+    assert progress.line(140) == "a at 41%; runs to finish: 2, about 3 minutes left"  # 175 steps of 40 / 35 seconds
+    assert progress.share == pytest.approx(45 / 220)
 
 
-def test_a_finished_run_tells_the_time_of_its_model_at_the_start(ahead):
-    progress = Progress([ahead("a0", 100, minutes=11), ahead("a1"), ahead("b0", 100, minutes=110)], [ahead("b1")], 1)
-    assert progress.line(0) == "starting; 2 runs to finish, about 2.0 hours left"
-    assert (
-        Progress(progress.runs, progress.later, workers=4).line(0)
-        == "starting; 2 runs to finish, about 60 minutes left"
-    )
+@pytest.mark.parametrize("end", [{"status": "finished"}, {"status": "failed", "diverged": True}])
+def test_a_run_that_ended_has_no_steps_left(runs, tmp_path, end):
+    progress = Progress(runs)
+    train(tmp_path / "a", 10)
+    assert progress.line(0) is None
+    write_record(tmp_path / "a", end)
+    assert progress.line(100) == "starting; runs to finish: 1, about 2 minutes left"
 
 
-def test_a_log_gets_the_line_and_not_twice(ahead, capsys, monkeypatch):
+def test_a_log_gets_the_line_and_not_twice(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("seqarch.exam.progress.EVERY", 0.01)
-    progress = Progress([ahead("a0", 100, minutes=11), ahead("a1")], [], workers=1)
-    with shown(progress):
-        pass
-    assert capsys.readouterr().out == "starting; 1 run to finish, about 11 minutes left\n"
+    with shown(Progress(runs)):
+        for step in (10, 50, 50, 51):
+            train(tmp_path / "a", step)
+            time.sleep(0.5)
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
