@@ -131,6 +131,16 @@ class Mamba2(RecurrentMixer):
         total = steps.sum(1) if self.decay == "full" else steps[..., -1:].sum(1)
         return (-at_least_float32(self.A_log).exp() * total).exp()[..., None, None]
 
+    def reads(self, before: Tensor, B: Tensor, C: Tensor, steps: Tensor) -> Tensor:
+        state = before.unflatten(1, (self.n_groups, -1)).to(C.dtype)
+        found = torch.einsum("btgn,bgrnp->btgrp", C, state).flatten(2, 3)
+        if self.A_log is None:
+            return found
+        own = steps if self.decay == "full" else steps[..., -1:]
+        # over rows of tokens: along columns, PyTorch's sum on a GPU goes token by token
+        passed = own.mT.contiguous().cumsum(-1).mT
+        return found * (-at_least_float32(self.A_log).exp() * passed).exp()[..., None]
+
     def finish(self, o: Tensor, inputs: Tensor, z: Tensor, dtype: torch.dtype) -> Tensor:
         if self.norm_weight is None:
             return self.out_proj(skip_and_gate(o, inputs, self.D, z).to(dtype))

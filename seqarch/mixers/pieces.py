@@ -180,6 +180,11 @@ class Piece:
         continued = (cu_seqlens[:-1] < self.start) & (cu_seqlens[1:] > self.start)
         return torch.where(continued.view(-1, *[1] * (state.dim() - 1)), state, 0)
 
+    def continues(self, cu_seqlens: Tensor) -> Tensor:
+        """Whether each token of the piece belongs to the document of the token before the piece, `[length]`."""
+        ahead = torch.where(cu_seqlens >= self.start, cu_seqlens - self.start, self.length)
+        return torch.arange(self.length, device=cu_seqlens.device) < ahead.min()
+
     def leaving(self, states: Tensor, cu_seqlens: Tensor | None) -> Tensor:
         """The state `[1, ...]` of the document that the piece ends in, from those of all documents `[N, ...]`."""
         if cu_seqlens is None:
@@ -204,10 +209,11 @@ class Piece:
         sizes = [after[0].numel(), transition[0].numel()]
         pieces = self.stacked(torch.cat((after.flatten(1), transition.to(after.dtype).flatten(1)), dim=1))
         state = torch.zeros_like(after)
-        for rank in range(max(1, self.rank)):
-            added, factor = pieces[rank].split(sizes, dim=1)
-            factor = factor.view_as(transition)
-            state = (factor @ state if matrices else factor * state) + added.view_as(after)
+        with torch.autocast(after.device.type, enabled=False):  # which would round products of states
+            for rank in range(max(1, self.rank)):
+                added, factor = pieces[rank].split(sizes, dim=1)
+                factor = factor.view_as(transition)
+                state = (factor @ state if matrices else factor * state) + added.view_as(after)
         # The first process too, so that it meets the others in the backward pass.
         return state if self.rank else state.masked_fill(torch.ones_like(state, dtype=torch.bool), 0)
 

@@ -129,17 +129,42 @@ class RecurrentMixer(Mixer):
     def _after_pieces(self, piece: Piece, values: Tensor, inputs: tuple[Any, ...], cu_seqlens: Tensor | None) -> Tensor:
         """The outputs of `recur` for a piece, whose state before it is composed from what each earlier piece does."""
         borders = piece.borders(cu_seqlens)
+        if self.composes == "matrix":
+            return self._after_matrices(piece, values, inputs, cu_seqlens)
         o, after = self.recur(values, *inputs, cu_seqlens=borders)
-        if self.composes == "decays":
-            before = piece.entering(piece.carried(after, self.decays(*inputs), cu_seqlens), cu_seqlens)
-            return self.recur(values, *inputs, initial_state=before, cu_seqlens=borders)[0]
-        heads, size = after.shape[1:3]
-        unit = torch.eye(size, dtype=after.dtype, device=after.device).expand(values.shape[0], heads, -1, -1)
-        unit = piece.entering(unit, cu_seqlens).contiguous()
-        nothing = values.new_zeros(*values.shape[:-1], size)
-        seen, transition = self.recur(nothing, *inputs, initial_state=unit, cu_seqlens=borders)
-        before = piece.carried(after, piece.leaving(transition, cu_seqlens), cu_seqlens)
+        before = piece.carried(after, self.decays(*inputs), cu_seqlens)
+        if (added := self.reads(before, *inputs)) is None:
+            state = piece.entering(before, cu_seqlens)
+            return self.recur(values, *inputs, initial_state=state, cu_seqlens=borders)[0]
+        if cu_seqlens is not None:
+            added = added.masked_fill(~piece.continues(cu_seqlens)[:, None, None], 0)
+        return o + added.to(o.dtype)
+
+    def _after_matrices(
+        self, piece: Piece, values: Tensor, inputs: tuple[Any, ...], cu_seqlens: Tensor | None
+    ) -> Tensor:
+        """As `_after_pieces`, where each head of the state is multiplied by a matrix.
+
+        One call of `recur` finds both what the piece adds to a state of zeros and what it does to each unit vector. Its
+        values have K more columns, which are zero and begin with the unit matrix as state. On a GPU they cost little: a
+        kernel's time is that of the chunks one after the other, and columns run side by side.
+        """
+        heads, size, width = self.state_shape
+        like: Any = {"dtype": torch.promote_types(values.dtype, torch.float32), "device": values.device}
+        unit = F.pad(torch.eye(size, **like), (width, 0)).expand(values.shape[0], heads, -1, -1)
+        state = piece.entering(unit, cu_seqlens).contiguous()
+        wide = F.pad(values, (0, size))
+        found, after = self.recur(wide, *inputs, initial_state=state, cu_seqlens=piece.borders(cu_seqlens))
+        (o, seen), (added, transition) = (each.split((width, size), dim=-1) for each in (found, after))
+        before = piece.carried(added, piece.leaving(transition, cu_seqlens), cu_seqlens)
         return o + torch.einsum("bthk,bhkv->bthv", seen.to(before.dtype), before).to(o.dtype)
+
+    def reads(self, before: Tensor, *inputs: Any) -> Tensor | None:
+        """What the state `before` all tokens of `inputs` adds to the outputs, `[B, T, H, V]`.
+
+        Only where `composes` is "decays". By default `None`: `recur` runs once more, with the state.
+        """
+        return None
 
     def decays(self, *inputs: Any) -> Tensor:
         """Factors by which all tokens of `inputs` together decay the state `[B, *state_shape]`; they broadcast to it.
