@@ -94,12 +94,17 @@ def test_powers_without_the_units_for_them(device, dtype):
     assert (y.double() / x.double().exp2() - 1).abs().max() < 2.0**-22
 
 
+def half_a_token_apart(t):
+    return F.pad(torch.cat([t, -t]).flatten(1), (0, 64))[:, :-64].unflatten(1, t.shape[1:])
+
+
 VIEWS = {
     "slice of a projection": (lambda t: torch.cat([t, t], 2)[:, :, 1:3], True),
     "more rows": (lambda t: torch.cat([t, -t]), True),
     "one head": (lambda t: t[:, :, :1].contiguous(), True),
     "heads before positions": (lambda t: t.transpose(1, 2).contiguous().transpose(1, 2), False),
-    "rows with a gap": (lambda t: torch.cat([t, t]).flatten(0, 1)[None].unflatten(1, (2, -1))[0, :, :-1], False),
+    "a cache with room": (lambda t: torch.cat([t, -t]).flatten(0, 1).unflatten(0, (2, -1))[:, :-1], True),
+    "half a token between rows": (half_a_token_apart, False),
     "odd address": (lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view_as(t), False),
     "odd stride": (lambda t: F.pad(t.flatten(2), (0, 4))[..., :-4].unflatten(2, (2, -1)), False),
     "one key for all": (lambda t: t[:, :1].expand_as(t), False),

@@ -80,17 +80,21 @@ def _all_launch(q: Tensor, chunk_size: int) -> tuple[int, int, int, int]:
 
 
 def _described(k: Tensor, layout: Layout, chunk_size: int, parts: int, K: int) -> TensorDescriptor | None:
-    """The keys as `[B * Tk, HK * D]` in blocks of a part of a chunk of one head, or None: see README.md.
+    """The keys as `[rows, HK * D]` in blocks of a part of a chunk of one head, or None: see README.md.
 
-    A descriptor takes tokens one stride apart, in multiples of 16 bytes. It serves the sizes for which it was faster.
+    A descriptor takes tokens one stride apart, in multiples of 16 bytes. Sequences lie whole rows apart, as in a cache
+    with room for more tokens. It serves the sizes for which it was faster.
     """
     B, Tk, HK, D = k.shape
     faster = chunk_size == 128 and D in (64, 128) and k.dtype != torch.float32 and layout.starts is None and K == 1
     if not faster or (k.is_cuda and torch.cuda.get_device_capability(k.device) < (9, 0)):
         return None
-    if not in_token_rows(k) or k.stride(1) < HK * D or k.stride(1) % 8 or k.data_ptr() % 16 or not k.numel():
+    if not in_token_rows(k[:1]) or k.stride(1) < HK * D or k.stride(1) % 8 or k.data_ptr() % 16 or not k.numel():
         return None
-    return TensorDescriptor(k, [B * Tk, HK * D], [k.stride(1), 1], [chunk_size // parts, D])
+    apart, rest = divmod(k.stride(0), k.stride(1)) if B > 1 else (0, 0)
+    if rest:
+        return None
+    return TensorDescriptor(k, [(B - 1) * apart + Tk, HK * D], [k.stride(1), 1], [chunk_size // parts, D])
 
 
 def _attend_launch(q: Tensor) -> tuple[int, int]:

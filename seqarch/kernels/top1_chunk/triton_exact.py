@@ -223,7 +223,7 @@ def select_exact_kernel(
     A launch handles only the blocks whose bound on the scores fits its MODE. With GROUP > 0 the launch with `lists`
     leaves out groups of full ones, and the launch without them takes only these, a block of queries per group.
 
-    DESCRIBED: `k` is a descriptor of `[B * Tk, HK * D]` in blocks `[C / PARTS, D]`, which need no addresses per thread.
+    DESCRIBED: `k` is a descriptor of `[rows, HK * D]` in blocks `[C / PARTS, D]`, which need no addresses per thread.
     """
     LISTED: tl.constexpr = lists is not None
     BY_FMA: tl.constexpr = DESCRIBED and D <= 64
@@ -239,6 +239,7 @@ def select_exact_kernel(
     )
     bound = score_bound(b_q, tl.load(longest + i_b * HK + i_hk), scale)
     if serves(MODE, bound):
+        row = (i_b * (stride_kb // stride_kt)).to(tl.int32)
         p_k = k if DESCRIBED else k + i_b.to(tl.int64) * stride_kb + i_hk.to(tl.int64) * stride_kh
         i_list = i_bh.to(tl.int64) * blocks + i_t
         kept = none_kept(BT, K, BK)
@@ -252,7 +253,7 @@ def select_exact_kernel(
                 s = tl.load(lists + i_list * slots + i).to(tl.int32)
                 key = slot_start(starts, s, Tk, C, PACKED)
             if DESCRIBED:
-                b_k = tl.trans(k.load([i_b * Tk + key, i_hk * D]))
+                b_k = tl.trans(k.load([row + key, i_hk * D]))
             else:
                 b_k = load_chunk(p_k, key, stride_kt, Tk, C // PARTS, D, BD, PACKED)
             # The next key, looked up ahead of its turn. A list looks up its own.
