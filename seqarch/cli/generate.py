@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--prefill_chunk", type=Count, default=8192, help="tokens of a prompt that one pass reads")
     many = parser.add_argument_group("with --prompts")
     many.add_argument("--batch_size", type=Count | None, help="prompts at once; by default all")
-    parser.add_argument("--compiled", action="store_true", help="compile the step: slow to start, then faster on a GPU")
+    parser.add_argument("--compiled", action="store_true", help="compile passes and steps: slow to start, then faster")
 
 
 def run(args: Namespace) -> None:

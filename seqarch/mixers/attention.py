@@ -97,6 +97,8 @@ class Attend(Limited, nn.Module):
         core = partial(self.core, scale=self.scale, alibi_slopes=self._slopes(q))
         if isinstance(state, PieceState) and state.piece is not None:
             return state.piece.attend(core, q, k, v, state.window, cu_seqlens, **inputs)
+        if state is not None and clock is None:
+            return uncompiled(core, q, k, v, state=state, cu_seqlens=cu_seqlens, **inputs)
         return core(q, k, v, state=state, cu_seqlens=cu_seqlens, **inputs)
 
     def entropy(self, q: Tensor, k: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -378,6 +380,14 @@ class Top1Chunk(Top1Mixer):
     ) -> None:
         core = Top1ChunkCore(chunk_size, selection, remote_chunks=remote_chunks)
         super().__init__(d_model, layer_idx, n_layers, core=core, n_heads=n_heads, **options)
+
+
+def _uncompiled(core: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
+    """Attend with a state that grows: a compiled graph would be made again for each length, and copy the state."""
+    return core(*args, **options)
+
+
+uncompiled: Any = torch.compiler.disable(_uncompiled)
 
 
 def _check_relation(relation: str, max_length: int | None) -> None:

@@ -51,8 +51,10 @@ def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: 
     first = None if state is None else state.last[:, None].to(x.dtype)
     if state is not None and state.piece is not None:
         first, start = state.piece.before(x, 1), state.piece.start
-    # The compiler fuses a pad with what follows, but not cat.
-    shifted = torch.constant_pad_nd(x, (0, 0, 1, -1)) if first is None else torch.cat((first, x[:, :-1]), dim=1)
+    # The compiler fuses a pad, and a row written into it, with what follows, but not cat.
+    shifted = torch.constant_pad_nd(x, (0, 0, 1, -1))
+    if first is not None:
+        shifted[:, :1] = first
     if state is not None:
         # A copy: a view would keep all of x in memory.
         state.last = x[:, -1].to(state.last.dtype, copy=True)

@@ -22,6 +22,8 @@ PREFILL = 8192
 """Tokens of each prompt that a pass reads, by default."""
 PASS = 8 * PREFILL
 """Tokens of all prompts that a pass reads, at most."""
+ALIGNED = 16
+"""Passes are multiples of this number of tokens, as tiles of kernels are."""
 ACTIVATIONS = 32
 """Memory of a pass: numbers per token and channel of the residual stream, an upper estimate."""
 
@@ -97,7 +99,8 @@ class Decoder:
         generator: source of random numbers on the model's device; by default one that `torch.manual_seed` decides.
         prefill_chunk: most tokens of a prompt that one pass reads; fewer in large batches.
         capture: whether steps are replayed from a CUDA graph, if there are many; by default on a GPU.
-        compiled: whether the step is compiled, which takes up to a minute once and pays for many tokens.
+        compiled: whether steps and passes of equal length are compiled, which takes up to a minute once and pays for
+            many tokens.
     """
 
     @typed
@@ -123,6 +126,7 @@ class Decoder:
         self.prefill_chunk = prefill_chunk
         self.capture = self.device.type == "cuda" if capture is None else capture
         self.compiled = compiled
+        self.read_block: Any = torch.compile(_read_block) if compiled else Block.__call__
         weights = lm.embedding.weight.dtype
         self.dtype = torch.bfloat16 if self.device.type == "cuda" and weights == torch.float32 else weights
 
@@ -168,12 +172,22 @@ class Decoder:
 
     @torch.no_grad()
     def prefill(self, tokens: Tensor, max_length: int) -> LMState:
-        """The state after `tokens [B, T]`, read in passes of `prefill_chunk` tokens."""
+        """The state after `tokens [B, T]`, read in passes of at most `prefill_chunk` tokens."""
         state = self.lm.init_state(len(tokens), max_length, self.device, self.dtype)
-        for piece in tokens.split(self._piece(*tokens.shape), dim=1) if tokens.shape[1] else ():
+        size = self._pass(*tokens.shape)
+        for piece in tokens.split(size, dim=1) if size else ():
+            repeated = piece.shape[1] == size < tokens.shape[1]
             with self.context():
-                self.lm(piece, state=state, last_only=True)
+                self.lm(piece, state=state, last_only=True, run_block=self.read_block if repeated else Block.__call__)
         return state
+
+    def _pass(self, batch_size: int, length: int) -> int:
+        """Tokens of each pass but the last, which has those left: passes of one length are compiled once."""
+        longest = self._piece(batch_size, length)
+        if length <= longest:
+            return length
+        size = length // -(-length // longest)
+        return size - size % ALIGNED or size
 
     def _piece(self, batch_size: int, length: int) -> int:
         return max(1, min(self.prefill_chunk, PASS // batch_size, length))
@@ -261,6 +275,11 @@ def is_static(lm: SequenceLM) -> bool:
 
 def _run_block(block: Block, *args: Any, **options: Any) -> Any:
     """A block's forward pass, so that it is compiled once for all layers of a kind."""
+    return block.forward(*args, **options)
+
+
+def _read_block(block: Block, *args: Any, **options: Any) -> Any:
+    """As `_run_block`, for passes over prompts; compiled code of steps and passes counts against limits of its own."""
     return block.forward(*args, **options)
 
 

@@ -14,7 +14,7 @@ from seqarch.mixers.base import Clock
 from seqarch.mixers.cores import KeyValueState
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import Decoder, GeGLU, RWKVChannelMix, SequenceLM, generate, with_bf16_weights
-from seqarch.model.decoder import ACTIVATIONS, Sampling, StaticStep, is_static
+from seqarch.model.decoder import ACTIVATIONS, Sampling, StaticStep, _read_block, is_static
 
 ON_GPU = torch.cuda.is_available()
 V, D_MODEL, CHUNK = (40, 128, 16) if ON_GPU else (40, 32, 4)  # the kernels take chunks of at least 16 keys
@@ -133,6 +133,39 @@ def test_pieces_are_one_pass(name):
     whole, pieces = (Decoder(lm, prefill_chunk=chunk).prefill(x, 24) for chunk in (100, 5))
     last = tokens(2, 1)
     torch.testing.assert_close(lm(last, state=whole), lm(last, state=pieces), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("name", ["RWKV7", "Mamba2", "Top1Chunk"])
+@torch.no_grad()
+def test_compiled_passes_are_passes(name):
+    """Whole passes are compiled by the second, whatever the length of the state; the shorter last pass is not."""
+    lm, x, graphs = build(name), tokens(2, 71), []
+
+    def read_block(*args, **options):
+        state = compiled(*args, **options)
+        after.append(len(graphs))
+        return state
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    after: list[int] = []
+    torch.compiler.reset()
+    plain, decoder = Decoder(lm, prefill_chunk=16), Decoder(lm, prefill_chunk=16, compiled=True)
+    compiled, decoder.read_block = torch.compile(_read_block, backend=keep), read_block
+    wanted, found = plain.prefill(x, 72), decoder.prefill(x, 72)
+    last = tokens(2, 1)
+    assert torch.equal(lm(last, state=found), lm(last, state=wanted))
+    assert len(after) == 5 * len(lm.blocks), "71 tokens are five passes of 14 and one of one"
+    assert 0 < after[2 * len(lm.blocks) - 1] == after[-1]
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("length", "size"), [(51199, 3936), (4096, 4096), (4097, 2048), (40, 40), (4095 * 4, 4080)])
+def test_passes_have_one_length_in_whole_tiles_and_leave_few_tokens(length, size):
+    assert Decoder(build())._pass(16, length) == size
 
 
 def test_stop_ends_each_sequence_by_itself():
