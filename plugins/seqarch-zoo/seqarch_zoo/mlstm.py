@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,16 +15,16 @@ from torch import Tensor, nn
 
 from seqarch.arguments import Count
 from seqarch.errors import UserError
-from seqarch.kernels.chunks import join_chunks, split_chunks
+from seqarch.kernels import ssd
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences
 from seqarch.mixers.base import Scale, init_linear, is_fused
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import Kernel, ShortConvolution
 
-CHUNK_SIZES = 64, 256
-"""The shortest and the longest chunk. Between them a chunk has K tokens: states and weights then take equal memory."""
 NORM_EPS = 1e-5
+LARGEST_SLICES = 256, 64
+"""Keys and values of a head in a call of `ssd`: its kernels hold no more keys, and few values next to so many."""
 SMALL_BLOCK = 8
 """Widest block of the projections that is computed without matrix products."""
 
@@ -40,13 +39,14 @@ class MLSTM(RecurrentMixer):
         expand: inner width in multiples of `d_model`.
         conv_size: tokens that the convolution sees, the current one included.
         block_size: width of the blocks of the projections to queries, keys and values; a divisor of the inner width.
+        backend: "auto", "reference" or another of `seqarch.kernels.ssd`.
     """
 
     family: ClassVar[str] = "xlstm"
     source: ClassVar[str] = "arXiv 2405.04517"
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads"}
     published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 4}}
-    kernels: ClassVar[Mapping[str, str]] = {"cpu": "PyTorch", "cuda": "PyTorch"}
+    ops: ClassVar[tuple[str, ...]] = ("ssd", "short_convolution")
 
     def __init__(
         self,
@@ -58,8 +58,9 @@ class MLSTM(RecurrentMixer):
         expand: Count = 2,
         conv_size: Kernel = 4,
         block_size: Count = 4,
+        backend: str = "auto",
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers)
+        super().__init__(d_model, layer_idx, n_layers, backend)
         width = expand * d_model
         for option, size in (("n_heads", n_heads), ("block_size", block_size)):
             if width % size:
@@ -110,7 +111,7 @@ class MLSTM(RecurrentMixer):
         return sum(x[..., i, None] * weight[:, :, i] for i in range(weight.shape[-1])).flatten(2)  # pyright: ignore
 
     def recur(self, values, q, k, log_input, log_forget, **options):
-        return mlstm(q, k, values, log_input, log_forget, **options)
+        return mlstm(q, k, values, log_input, log_forget, backend=self.backend, **options)
 
     def finish(self, o: Tensor, convolved: Tensor, outer: Tensor) -> Tensor:
         wide = F.layer_norm(at_least_float32(o), (self.head_dim,), eps=NORM_EPS).flatten(2) * self.norm_weight
@@ -131,12 +132,14 @@ def mlstm(
     *,
     initial_state: tuple[Tensor, Tensor] | None = None,
     cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The recurrence of mLSTM (arXiv 2405.04517, equations 19 to 27), stabilised as in equation 15.
 
         C_t = f_t C_{t-1} + i_t k_t [v_t, 1]^T / sqrt(K),   [h_t, n_t] = C_t^T q_t,   o_t = h_t / max(|n_t|, 1)
 
-    A state holds `C exp(-m)` and m, the largest logarithm of a weight so far. The outputs do not depend on m.
+    A state holds `C exp(-m)` and m, the largest logarithm of a weight so far. The outputs do not depend on m. So C is
+    the state of Mamba-2's recurrence, `ssd`, with the decays `f_t exp(m_{t-1} - m_t)` and the steps `i_t exp(-m_t)`.
 
     Args:
         q: queries `[B, T, H, K]`.
@@ -146,62 +149,60 @@ def mlstm(
         log_forget: logarithms of the forget gates f `[B, T, H]`, at most zero.
         initial_state: `[N, H, K, V + 1]` and `[N, H]`.
         cu_seqlens: `[N + 1]` borders of documents packed into one row.
+        backend: "auto", "reference" or another of `seqarch.kernels.ssd`.
 
     Returns:
         Outputs `[B, T, H, V]` in the dtype of `v` and the final state.
     """
     gates = {"log_input [B, T, H]": log_input, "log_forget [B, T, H]": log_forget}
     check_sequences({"q [B, T, H, K]": q, "k [B, T, H, K]": k, "v [B, T, H, V]": v, **gates}, cu_seqlens)
-    shortest, longest = CHUNK_SIZES
-    run = partial(_chunked, size=min(max(q.shape[-1], shortest), longest, q.shape[1]))
-    return each_document(run, (q, k, v, log_input, log_forget), initial_state, cu_seqlens)
+    memory, before = initial_state or (None, None)
+    stable, maximum = each_document(_stabilised, (log_input, log_forget), before, cu_seqlens)
+    log_decay, log_step, maxima = stable.unbind(-1)
+    steps = log_step.exp() * k.shape[-1] ** -0.5
+    options: dict[str, Any] = {"cu_seqlens": cu_seqlens, "backend": backend}
+    y, memory = _ssd(F.pad(v, (0, 1), value=1.0), steps, k, q, log_decay, memory, **options)
+    o = y[..., :-1] / torch.maximum(y[..., -1:].abs(), (-maxima).exp()[..., None])
+    return o.to(v.dtype), (memory, maximum)
 
 
-def _chunked(
-    q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, log_forget: Tensor, initial_state: Any, *, size: int
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    with torch.autocast(q.device.type, enabled=False):
-        dtype, length = v.dtype, q.shape[1]
-        q, k, v, log_input, log_forget = (at_least_float32(t) for t in (q, k, v, log_input, log_forget))
-        q, k, v = (split_chunks(t, size) for t in (q * k.shape[-1] ** -0.5, k, v))
-        # Tokens after the end neither write nor forget.
-        log_input = split_chunks(log_input[..., None], size, -math.inf)
-        passed = split_chunks(log_forget[..., None], size).cumsum(dim=-2)
-        lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
-        weights = (passed + (log_input - passed).mT).masked_fill(~lower, -math.inf)
-        writes = passed[..., -1:, :] - passed + log_input
-        states, sums, maxima, final = _carry(k, v, writes, passed[..., -1:, :], initial_state)
-        stabiliser = torch.maximum(weights.detach().amax(dim=-1, keepdim=True), (maxima + passed).detach())
-        inside = (q @ k.mT) * (weights - stabiliser).exp()
-        kept = (maxima + passed - stabiliser).exp()
-        h = inside @ v + kept * (q @ states)
-        n = inside.sum(dim=-1, keepdim=True) + kept * (q * sums).sum(dim=-1, keepdim=True)
-        o = h / torch.maximum(n.abs(), (-stabiliser).exp())
-        return join_chunks(o, length).to(dtype), final
+def _ssd(
+    x: Tensor, steps: Tensor, B: Tensor, C: Tensor, log_decay: Tensor, state: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """As `ssd` for heads of any size, with a float32 output; its kernels get slices of heads.
 
-
-def _carry(
-    k: Tensor, v: Tensor, writes: Tensor, total: Tensor, initial_state: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Matrices `[B, H, N, K, V]`, normalisers `[B, H, N, 1, K]` and maxima `[B, H, N, 1, 1]` before each chunk.
-
-    The final state comes last. Normalisers are separate: V + 1 columns would be a slow size for matrix products.
+    The outputs of a head's slices of keys add up, those of its slices of values follow each other.
     """
-    B, H, _, _, K = k.shape
-    if initial_state is None:
-        state, maximum = k.new_zeros(B, H, K, v.shape[-1] + 1), k.new_zeros(B, H, 1, 1)
-    else:
-        state, maximum = initial_state[0].to(k.dtype), initial_state[1].to(k.dtype)[..., None, None]
-    matrix, normaliser = state[..., :-1], state[..., -1:].mT
-    highest = writes.detach().amax(dim=-2, keepdim=True)
-    before = []
-    for key, value, write, passed, most in zip(*(t.unbind(2) for t in (k, v, writes, total, highest)), strict=True):
-        before.append((matrix, normaliser, maximum))
-        later = torch.maximum(maximum + passed.detach(), most)
-        keys = key * (write - later).exp()
-        kept = (maximum + passed - later).exp()
-        matrix = kept * matrix + keys.mT @ value
-        normaliser = kept * normaliser + keys.sum(dim=-2, keepdim=True)
-        maximum = later
-    matrices, normalisers, maxima = (torch.stack(each, dim=2) for each in zip(*before, strict=True))
-    return matrices, normalisers, maxima, (torch.cat((matrix, normaliser.mT), dim=-1), maximum[..., 0, 0])
+    H, N, P = *B.shape[2:], x.shape[-1]
+    keys = next(n for n in range(1, N + 1) if N % n == 0 and N // n <= LARGEST_SLICES[0])
+    width = min(P, LARGEST_SLICES[1])
+    missing = -P % width
+    x = F.pad(x, (0, missing)).unflatten(-1, (-1, width))
+    values = x.shape[3]
+    x = x[:, :, :, None].expand(-1, -1, -1, keys, -1, -1).flatten(2, 4)
+    B, C = (t.unflatten(-1, (keys, -1)).flatten(2, 3).to(x.dtype) for t in (B, C))
+    if state is not None:
+        state = F.pad(state, (0, missing)).unflatten(-1, (values, width)).unflatten(2, (keys, -1))
+        state = state.transpose(3, 4).flatten(1, 3)
+    steps, log_decay = (t.repeat_interleave(keys * values, dim=2) for t in (steps, log_decay))
+    y, state = ssd(x, steps, None, B, C, log_decay=log_decay, initial_state=state, **options)
+    y = at_least_float32(y).unflatten(2, (H, keys, values)).sum(dim=3).flatten(3)
+    state = state.unflatten(1, (H, keys, values)).transpose(3, 4).flatten(2, 3).flatten(3)
+    # A copy: a view would keep the padding in memory.
+    return y[..., :P], state[..., :P].clone()
+
+
+def _stabilised(log_input: Tensor, log_forget: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Logarithms of decays and steps of the state `C exp(-m)`, and the maxima m `[B, T, H, 3]`; the last m `[B, H]`.
+
+    `before` is m before the first token, 0 for None.
+    """
+    with torch.no_grad():
+        before = torch.zeros_like(log_input[:, 0]) if before is None else before.to(log_input.dtype)
+        passed = log_forget.double().cumsum(dim=1)
+        maxima = passed + torch.maximum((log_input - passed).cummax(dim=1).values, before[:, None])
+        maxima = maxima.to(log_input.dtype)
+        earlier = torch.cat((before[:, None], maxima[:, :-1]), dim=1)
+    # A copy: a view would keep the maxima of all tokens in memory.
+    stable = torch.stack((log_forget + (earlier - maxima), log_input - maxima, maxima), dim=-1)
+    return stable, maxima[:, -1].clone()

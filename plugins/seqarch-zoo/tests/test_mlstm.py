@@ -8,7 +8,6 @@ import seqarch_zoo.mlstm as module
 import torch
 from seqarch_zoo.mlstm import MLSTM, mlstm
 
-from seqarch.kernels.chunks import split_chunks
 from seqarch.testing import MixerSuite
 
 
@@ -16,14 +15,12 @@ class TestMLSTM(MixerSuite):
     mixer = MLSTM
     options: ClassVar = [{"n_heads": 2}, {"n_heads": 4, "expand": 1, "block_size": 16}]
 
-    @pytest.fixture(autouse=True)
-    def _short_chunks(self, monkeypatch):
-        monkeypatch.setattr(module, "CHUNK_SIZES", (8, 8))
 
-
+@pytest.mark.parametrize("slices", [(256, 64), (4, 5)])
 @pytest.mark.parametrize("size", [1, 30])
-def test_equations_of_the_paper(size):
-    """Equations 19 to 27 token by token, without a stabiliser, in float64."""
+def test_equations_of_the_paper(size, slices, monkeypatch):
+    """Equations 19 to 27 token by token, without a stabiliser, in float64; also in two pieces, with heads in slices."""
+    monkeypatch.setattr(module, "LARGEST_SLICES", slices)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 70, 3, 8, generator=generator, dtype=torch.float64) for _ in range(3))
     log_input, log_forget = (size * torch.randn(2, 70, 3, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -36,8 +33,14 @@ def test_equations_of_the_paper(size):
         n = f * n + i * key
         norm = (n * q[:, t]).sum(dim=-1, keepdim=True).abs().clamp_min(1)
         expected.append((C * q[:, t, :, None, :]).sum(dim=-1) / norm)
-    o, _ = mlstm(q, k, v, log_input, log_forget)
-    torch.testing.assert_close(o, torch.stack(expected, dim=1), rtol=1e-9, atol=1e-9)
+    tensors = q, k, v, log_input, log_forget
+    first, state = mlstm(*(t[:, :33] for t in tensors))
+    second, (memory, maximum) = mlstm(*(t[:, 33:] for t in tensors), initial_state=state)
+    close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
+    for o in (mlstm(*tensors)[0], torch.cat((first, second), dim=1)):
+        close(o, torch.stack(expected, dim=1))
+    scale = maximum.exp()[..., None, None]
+    close(memory * scale, torch.cat((C.mT, n[..., None]), dim=-1))
 
 
 @torch.no_grad()
@@ -88,23 +91,6 @@ def test_gates_that_would_overflow_float32():
     o, _ = mlstm(q, k, v, gate, torch.zeros(1, 100, 1))
     shifted, _ = mlstm(q.double(), k.double(), v.double(), gate.double(), torch.zeros(1, 100, 1).double())
     torch.testing.assert_close(o.double(), shifted, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("width", "size"), [(8, 64), (96, 96), (320, 256)])
-def test_wide_heads_have_long_chunks_and_equal_short_ones(width, size, monkeypatch):
-    torch.manual_seed(0)
-    q, k, v = torch.randn(3, 1, 300, 1, width, dtype=torch.float64)
-    log_input, log_forget = torch.randn(2, 1, 300, 1, dtype=torch.float64)
-    call = partial(mlstm, q, k, v, 3 * log_input, -log_forget.abs())
-    lengths = []
-    monkeypatch.setattr(
-        module, "split_chunks", lambda t, size, *fill: lengths.append(size) or split_chunks(t, size, *fill)
-    )
-    (o, (state, maximum)), _ = call(), monkeypatch.setattr(module, "CHUNK_SIZES", (16, 16))
-    expected, (others, other) = call()
-    assert set(lengths) == {size, 16}
-    torch.testing.assert_close(o, expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(state * maximum.exp()[..., None, None], others * other.exp()[..., None, None])
 
 
 @pytest.mark.parametrize("block_size", [4, 16])
