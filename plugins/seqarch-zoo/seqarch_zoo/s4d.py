@@ -68,9 +68,10 @@ class DiagonalMixer(Mixer):
         log_decays, coefficients = self.spectrum()
         powers = (log_decays[..., None] * torch.arange(length, device=x.device)).exp()
         kernel = _over_states(coefficients, powers).real
-        # Padded to twice the length, so that the end does not wrap round to the beginning.
-        product = torch.fft.rfft(x, n=2 * length, dim=1) * torch.fft.rfft(kernel.mT, n=2 * length, dim=0)
-        y = torch.fft.irfft(product, n=2 * length, dim=1)[:, :length]
+        # Padded to twice the length, so that the end does not wrap round to the beginning. Along another dimension than
+        # the last, an FFT would first copy its input.
+        signal, kernel = (torch.fft.rfft(F.pad(t, (0, length))) for t in (x.mT, kernel))
+        y = torch.fft.irfft(signal * kernel, n=2 * length)[..., :length].mT
         if before is None:
             return y, x.new_zeros(x.shape[0], 1)
         state = torch.view_as_complex(before.to(x.dtype).contiguous())
