@@ -134,7 +134,7 @@ def time_recipe(
     lm = module.built().train()
     if world > 1:
         mesh = init_device_mesh(torch.device(DEVICE).type, (world,), mesh_dim_names=("data_parallel",))
-        shard(lm, mesh, torch.bfloat16)
+        shard(lm, mesh, torch.bfloat16 if isinstance(DEVICE, torch.device) else None)  # a CPU trains in float32
     if context > 1:
         module.piece = piece_of(world, context, batch[1])
     if compiled:
