@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels.flops import causal_keys, last_queries
 from seqarch.kernels.launch import gradient_of, operator
 from seqarch.kernels.op import load_function
 from seqarch.kernels.packages import INSTALL
@@ -52,7 +53,11 @@ def _packed(cu_seqlens: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors if cu_seqlens is None else tuple(t[0] for t in tensors)
 
 
-@operator("seqarch::flash4_forward", _empty)
+def _flops(q, k, v, scale, window, *_):
+    return 4 * last_queries(causal_keys, q, k, window)
+
+
+@operator("seqarch::flash4_forward", _empty, flops=_flops)
 def forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ so packed rows count as one document and caches count as full: an upper bound.
 """
 
 import importlib
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,95 +52,21 @@ def last_queries(count: Callable[..., int], q: Shape, k: Shape, *options: Any) -
     return B * H * D * (count(k[1], *options) - count(k[1] - Tq, *options))
 
 
-def none(*_: Any, **__: Any) -> int:
-    return 0
-
-
-def twice(forward: Formula, skipped: int) -> Formula:
-    """Formula of a backward pass. Its arguments are `skipped` gradients, then the arguments of the forward pass."""
-    return lambda *args, **_: 2 * forward(*args[skipped:])
-
-
-def attention_entropy(q: Shape, k: Shape, scale: float, window: int, *_: Any, **__: Any) -> int:
-    return 2 * last_queries(causal_keys, q, k, window)
-
-
-def top1_chunk_entropy(q: Shape, k: Shape, chunks: Shape, chunk_size: int, *_: Any, **__: Any) -> int:
-    return 2 * last_queries(chunk_keys, q, k, chunk_size, *chunks[3:])
-
-
-def selective_scan(x: Shape, dt: Shape, A: Shape | None, B: Shape, *_: Any, **__: Any) -> int:
-    return 4 * math.prod(x) * B[2]
-
-
-def short_convolution(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    return 2 * math.prod(x) * weight[1]
-
-
-def ssd(x: Shape, log_decay: Shape | None, B: Shape, *_: Any, **__: Any) -> int:
-    return 4 * math.prod(x) * B[3]
-
-
-def top1_select(q: Shape, k: Shape, chunk_size: int, selection: str, *_: Any, **__: Any) -> int:
+def selected(q: Shape, k: Shape, chunk_size: int, selection: str, *_: Any) -> int:
+    """Operations of the selection of chunks: a product with each earlier key, or with each mean key."""
     return 2 * last_queries(chunks_before, q, k, chunk_size) * (chunk_size if selection == "exact" else 1)
 
 
-def top1_chunk_forward(q: Shape, k: Shape, v: Shape, chunks: Shape, chunk_size: int, *_: Any, **__: Any) -> int:
-    return 4 * last_queries(chunk_keys, q, k, chunk_size, *chunks[3:])
+def none(*_: Any) -> int:
+    """Operations of an operator without products of matrices."""
+    return 0
 
 
-def attention_decode(
-    q: Shape, k: Shape, v: Shape, lengths: Shape, scale: float, slopes: Shape | None, hard: bool, **_: Any
-) -> int:
-    return (2 if hard else 4) * last_queries(causal_keys, q, k)
-
-
-def top1_chunk_decode(
-    q: Shape, k: Shape, v: Shape, lengths: Shape, chunk_size: int, scale: float, means: Shape | None, K: int, **_: Any
-) -> int:
-    selection = "exact" if means is None else "approx"
-    return top1_select(q, k, chunk_size, selection) + top1_chunk_forward(q, k, v, (*q[:3], K), chunk_size)
-
-
-def flash4_forward(q: Shape, k: Shape, v: Shape, scale: float, window: int | None, *_: Any, **__: Any) -> int:
-    return 4 * last_queries(causal_keys, q, k, window)
-
-
-def top1_element_forward(q: Shape, k: Shape, *_: Any, **__: Any) -> int:
-    return 2 * last_queries(causal_keys, q, k)
-
-
-def top1_element_backward(do: Shape, q: Shape, k: Shape, *_: Any, **__: Any) -> int:
-    """Gradients of the distribution, the queries and the keys."""
-    return 3 * top1_element_forward(q, k)
-
-
-def add_product(total: Shape, a: Shape, b: Shape, **_: Any) -> int:
-    return 2 * a[0] * a[1] * b[1]
-
-
-OF_THEIR_NAME = (
-    *(add_product, attention_decode, attention_entropy, selective_scan, top1_chunk_decode, top1_chunk_entropy),
-    *(top1_chunk_forward, top1_element_backward, top1_element_forward, top1_select),
-)
-"""Formulas of the operators that are called like them."""
-FORMULAS: dict[str, Formula] = {
-    **{formula.__name__: formula for formula in OF_THEIR_NAME},
-    "laid_out": none,
-    "flash4_forward": flash4_forward,
-    "gated_norm_forward": none,
-    "qkv_convolution_forward": short_convolution,
-    "selective_scan_pieces": selective_scan,
-    "short_convolution_forward": short_convolution,
-    "ssd_forward": ssd,
-}
-"""The formula of each operator `seqarch::name`; a backward pass without one counts twice its forward pass."""
-
-
-def count(operator: str) -> None:
-    """Let counters use the formula of the registered operator `namespace::name`. `FORMULAS` must have one."""
+def count(operator: str, formula: Formula) -> None:
+    """Let counters use a formula, which takes shapes in place of tensors, for the operator `namespace::name`."""
     namespace, _, name = operator.partition("::")
-    register_flop_formula(getattr(getattr(torch.ops, namespace), name))(FORMULAS[name])
+    target = getattr(getattr(torch.ops, namespace), name)
+    register_flop_formula(target)(lambda *shapes, out_shape=None: formula(*shapes))
 
 
 def register_all() -> None:

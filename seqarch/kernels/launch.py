@@ -8,26 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.kernels.flops import FORMULAS, count, twice
+from seqarch.kernels.flops import Formula, count
 
 ANY_LAYOUT = (torch.Tag.flexible_layout,)
 """Compiled graphs pad the rows of projections. Without this tag they would copy slices to unpadded rows."""
 
-REGISTERED: dict[Any, tuple[str, str, tuple[torch.Tag, ...]]] = {}
-"""Name, schema and tags of each operator."""
+REGISTERED: dict[Any, tuple[str, str, tuple[torch.Tag, ...], Formula]] = {}
+"""Name, schema, tags and formula of each operator."""
 
 
 def operator(
-    name: str, empty: Callable[..., Any], *, tags: tuple[torch.Tag, ...] = (), schema: str | None = None
+    name: str, empty: Callable[..., Any], *, flops: Formula, tags: tuple[torch.Tag, ...] = (), schema: str | None = None
 ) -> Callable[[Callable[..., Any]], Any]:
     """`torch.library.custom_op` for a function that launches kernels: compilers do not look into it.
 
-    `flops.py` must have the formula that counts its operations. Triton launches on the current device. Here that is
-    the device of the first tensor, so a model may lie on any GPU.
+    Triton launches on the current device. Here that is the device of the first tensor, so a model may lie on any GPU.
 
     Args:
         name: the operator's name, `namespace::name`.
         empty: gives results of the right shapes and dtypes for the same arguments, without computing them.
+        flops: its operations, for the same arguments with shapes in place of tensors.
         tags: the operator's tags.
         schema: its signature; read from the function's annotations unless given.
     """
@@ -41,8 +41,8 @@ def operator(
         signature = schema or torch.library.infer_schema(launch, mutates_args=())
         registered = torch.library.custom_op(name, on_its_device, mutates_args=(), tags=tags, schema=signature)
         registered.register_fake(empty)
-        count(name)
-        REGISTERED[registered] = name, signature, tags
+        count(name, flops)
+        REGISTERED[registered] = name, signature, tags, flops
         return registered
 
     return register
@@ -64,6 +64,7 @@ class gradient_of:
         empty: see `operator`. By default a gradient is like its argument, or an empty tensor if that is None.
         finish: called with the gradients and the arguments; gives the gradients of the first arguments.
         materialize: whether a gradient that does not exist is a tensor of zeros, not None.
+        times: its operations over those of `forward`.
     """
 
     forward: Any
@@ -74,17 +75,23 @@ class gradient_of:
     empty: Callable[..., Any] | None = None
     finish: Callable[..., Sequence[Tensor]] = lambda found, *inputs: found
     materialize: bool = True
+    times: int = 2
 
     def __call__(self, launch: Callable[..., Any]) -> Any:
-        name, signature, tags = REGISTERED[self.forward]
+        name, signature, tags, flops = REGISTERED[self.forward]
         gradients = "".join(f"Tensor{'' if self.materialize else '?'} gradient_{n}, " for n in range(self.outputs))
         kept = "".join(f", Tensor kept_{n}" for n in self.keep)
         results = ", ".join(["Tensor"] * self.gradients)
         schema = f"({gradients}{signature[1 : signature.index(') ->')]}{kept}) -> ({results})"
         whole = launch if self.empty else lambda *args: self._filled(args, launch(*args))
-        backward = f"{name.removesuffix('_forward')}_backward"
-        FORMULAS.setdefault(backward.partition("::")[2], twice(FORMULAS[name.partition("::")[2]], self.outputs))
-        self.backward = operator(backward, self.empty or self._alike, tags=tags, schema=schema)(whole)
+        made = operator(
+            f"{name.removesuffix('_forward')}_backward",
+            self.empty or self._alike,
+            flops=lambda *args: self.times * flops(*args[self.outputs :]),
+            tags=tags,
+            schema=schema,
+        )
+        self.backward = made(whole)
         self.forward.register_autograd(self._differentiate, setup_context=self._save)
         return self.backward
 

@@ -12,6 +12,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, sdpa
+from seqarch.kernels.flops import none
 from seqarch.kernels.launch import operator
 from seqarch.kernels.op import Backend, Op, load_function
 from seqarch.kernels.packages import FOUND, is_hopper
@@ -145,7 +146,7 @@ def _compiled_flex_attention() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-@operator("seqarch::laid_out", torch.empty_like)
+@operator("seqarch::laid_out", torch.empty_like, flops=none)
 def laid_out(t: Tensor) -> Tensor:
     """A copy that compiled graphs do not look into.
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from seqarch.kernels.flops import causal_keys, last_queries
 from seqarch.kernels.launch import operator, padded, rows, sizes, strides
 from seqarch.kernels.top1_chunk.triton_decode import exact_splits, first_of_best
 from seqarch.kernels.top1_chunk.triton_select import LOG2E
@@ -86,7 +87,15 @@ def decode_join_kernel(
     tl.store(o + row * D + o_d, b_o.to(o.dtype.element_ty), mask=o_d < D)
 
 
-@operator("seqarch::attention_decode", lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format))
+def _empty(q, *_):
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def _flops(q, k, v, lengths, scale, slopes, hard):
+    return (2 if hard else 4) * last_queries(causal_keys, q, k)
+
+
+@operator("seqarch::attention_decode", _empty, flops=_flops)
 def decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float, alibi_slopes: Tensor | None, hard: bool
 ) -> Tensor:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from seqarch.kernels.flops import causal_keys, chunk_keys, last_queries
 from seqarch.kernels.launch import operator, padded, precision, rows, sizes, strides
 from seqarch.kernels.top1_chunk.layout import chunk_layout, chunks_per_query, tiles
 from seqarch.kernels.top1_chunk.triton import sorted_queries
@@ -134,7 +135,11 @@ def _empty(q, *_):
     return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
 
 
-@operator("seqarch::attention_entropy", _empty)
+def _flops(q, k, scale, window, *_):
+    return 2 * last_queries(causal_keys, q, k, window)
+
+
+@operator("seqarch::attention_entropy", _empty, flops=_flops)
 def attention_entropy(
     q: Tensor, k: Tensor, scale: float, window: int, alibi_slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> Tensor:
@@ -155,7 +160,11 @@ def attention_entropy(
     return entropy
 
 
-@operator("seqarch::top1_chunk_entropy", _empty)
+def _chunk_flops(q, k, chunks, chunk_size, *_):
+    return 2 * last_queries(chunk_keys, q, k, chunk_size, *chunks[3:])
+
+
+@operator("seqarch::top1_chunk_entropy", _empty, flops=_chunk_flops)
 def top1_chunk_entropy(
     q: Tensor, k: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
 ) -> Tensor:

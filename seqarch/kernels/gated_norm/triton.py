@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from seqarch.kernels.flops import none
 from seqarch.kernels.launch import ANY_LAYOUT, common_factor, gradient_of, operator, token_rows
 
 PROGRAMS = 1024
@@ -76,7 +77,7 @@ def backward_kernel(
     tl.store(dweight_parts + part, dw, mask=there)
 
 
-@operator("seqarch::gated_norm_forward", lambda y, x, D, z, *_: x.new_empty(z.shape), tags=ANY_LAYOUT)
+@operator("seqarch::gated_norm_forward", lambda y, x, D, z, *_: x.new_empty(z.shape), flops=none, tags=ANY_LAYOUT)
 def forward(y: Tensor, x: Tensor, D: Tensor, z: Tensor, weight: Tensor, eps: float, n_groups: int) -> Tensor:
     """`gated_rms_norm`. Tokens of x and z may be slices of longer rows."""
     y, x, z, D, weight = y.contiguous(), token_rows(x), token_rows(z), D.contiguous(), weight.contiguous()

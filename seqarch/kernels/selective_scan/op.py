@@ -177,7 +177,12 @@ def _empty(x: Tensor, dt: Tensor, A: Any, B: Tensor, C: Tensor, log_decay: Any, 
     return x.new_empty(x.shape, dtype=h.dtype), h.new_empty(h.shape), before
 
 
-@operator("seqarch::selective_scan_pieces", _empty)
+def scan_flops(x, dt, A, B, *_):
+    """Each token writes to the state of each channel and reads it."""
+    return 4 * math.prod(x) * B[2]
+
+
+@operator("seqarch::selective_scan_pieces", _empty, flops=scan_flops)
 def scan_pieces(
     x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, h: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

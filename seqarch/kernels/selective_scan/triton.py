@@ -10,6 +10,7 @@ from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator, token_rows
 from seqarch.kernels.packed import cut_documents
+from seqarch.kernels.selective_scan.op import scan_flops
 from seqarch.kernels.selective_scan.triton_scan import backward_kernel, carry_kernel, chain_kernel, forward_kernel
 from seqarch.kernels.tensors import is_tracked
 
@@ -162,7 +163,7 @@ def _empty(x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens, save):
     return torch.empty_like(x, memory_format=torch.contiguous_format), final, checkpoints
 
 
-@operator("seqarch::selective_scan", _empty)
+@operator("seqarch::selective_scan", _empty, flops=scan_flops)
 def forward(
     x: Tensor,
     dt: Tensor,

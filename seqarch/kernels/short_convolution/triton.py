@@ -8,6 +8,7 @@ With HEAD, the C channels are queries, keys and values, which go to separate ten
 HEAD channels of one head, so a row holds everything for the norm of its query or key.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -217,7 +218,11 @@ BACKWARD = Tile(segment=64, rows=1, channels=128, warps=1)
 """The fastest of 92 tiles on an H200, at 32 x 2048 tokens of 1536 to 2304 channels."""
 
 
-@operator("seqarch::short_convolution_forward", lambda x, *_: x.new_empty(x.shape), tags=ANY_LAYOUT)
+def _flops(x, weight, *_):
+    return 2 * math.prod(x) * weight[1]
+
+
+@operator("seqarch::short_convolution_forward", lambda x, *_: x.new_empty(x.shape), flops=_flops, tags=ANY_LAYOUT)
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, cu_seqlens: Tensor | None) -> Tensor:
     """`short_convolution` of `x [B, T, C]`, whose tokens may be slices of longer rows."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -238,7 +243,7 @@ def _empty_qkv(x, weight, n_heads, key_dim, cu_seqlens):
     return keys, torch.empty_like(keys), x.new_empty(*keys.shape[:3], x.shape[2] // n_heads - 2 * key_dim)
 
 
-@operator("seqarch::qkv_convolution_forward", _empty_qkv, tags=ANY_LAYOUT)
+@operator("seqarch::qkv_convolution_forward", _empty_qkv, flops=_flops, tags=ANY_LAYOUT)
 def forward_qkv(
     x: Tensor, weight: Tensor, n_heads: int, key_dim: int, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

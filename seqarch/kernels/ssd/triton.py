@@ -1,5 +1,6 @@
 """The recurrence of Mamba-2 on Triton: the launches, registered as operators so that torch.compile sees them whole."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -116,7 +117,11 @@ def _empty(x, log_decay, B, C, initial, cu_seqlens):
     return torch.empty_like(x, memory_format=torch.contiguous_format), _state(x, B, cu_seqlens)
 
 
-@operator("seqarch::ssd_forward", _empty)
+def _flops(x, log_decay, B, *_):
+    return 4 * math.prod(x) * B[3]
+
+
+@operator("seqarch::ssd_forward", _empty, flops=_flops)
 def forward(
     x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from seqarch.kernels.flops import chunk_keys, last_queries, selected
 from seqarch.kernels.launch import gradient_of, in_token_rows, operator, padded, precision, rows, sizes, strides
 from seqarch.kernels.top1_chunk.layout import Buckets, Layout, bucket_queries, chunk_layout, chunks_per_query, tiles
 from seqarch.kernels.top1_chunk.triton_approx import list_kernel, select_approx_kernel, select_high_kernel
@@ -121,7 +122,7 @@ def _no_chunks(q: Tensor, k: Tensor, *options) -> Tensor:
     return q.new_empty(shape, dtype=torch.int32)
 
 
-@operator("seqarch::top1_select", _no_chunks)
+@operator("seqarch::top1_select", _no_chunks, flops=selected)
 def select(
     q: Tensor,
     k: Tensor,
@@ -278,7 +279,11 @@ def _empty(q, k, v, chunks, chunk_size, scale, cu_seqlens):
     )
 
 
-@operator("seqarch::top1_chunk_forward", _empty)
+def _flops(q, k, v, chunks, chunk_size, *_):
+    return 4 * last_queries(chunk_keys, q, k, chunk_size, *chunks[3:])
+
+
+@operator("seqarch::top1_chunk_forward", _empty, flops=_flops)
 def forward(
     q: Tensor, k: Tensor, v: Tensor, chunks: Tensor, chunk_size: int, scale: float, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

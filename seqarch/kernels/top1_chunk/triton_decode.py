@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from seqarch.kernels.flops import chunk_keys, last_queries, selected
 from seqarch.kernels.launch import operator, padded, precision, rows, sizes, strides
 from seqarch.kernels.top1_chunk.triton_select import LOG2E, NO_SLOT, keep_heavier, none_kept
 
@@ -168,7 +169,16 @@ def decode_attend_kernel(
     tl.store(o + (i_b * tl.num_programs(0) + i_h) * D + o_d, b_o.to(o.dtype.element_ty), mask=o_d < D)
 
 
-@operator("seqarch::top1_chunk_decode", lambda q, *_: torch.empty_like(q, memory_format=torch.contiguous_format))
+def _empty(q, *_):
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def _flops(q, k, v, lengths, chunk_size, scale, means, K):
+    attending = 4 * last_queries(chunk_keys, q, k, chunk_size, K)
+    return attending + selected(q, k, chunk_size, "exact" if means is None else "approx")
+
+
+@operator("seqarch::top1_chunk_decode", _empty, flops=_flops)
 def decode(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, chunk_size: int, scale: float, chunk_means: Tensor | None, K: int
 ) -> Tensor:

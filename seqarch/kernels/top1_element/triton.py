@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from seqarch.kernels.flops import causal_keys, last_queries
 from seqarch.kernels.launch import gradient_of, operator, padded, precision, rows, sizes, strides
 from seqarch.kernels.top1_chunk.layout import bucket_queries
 from seqarch.kernels.top1_chunk.triton_attend import gather_rows, sorted_rows
@@ -297,7 +298,7 @@ def _empty(q, k, v, scale, cu_seqlens):
     return o, *(torch.empty(B, H, Tq, dtype=dtype, device=q.device) for dtype in (torch.float32, torch.int32))
 
 
-@operator("seqarch::top1_element_forward", _empty)
+@operator("seqarch::top1_element_forward", _empty, flops=lambda q, k, *_: 2 * last_queries(causal_keys, q, k))
 def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The output and, for each query `[B, H, Tq]`, the largest score in base 2 and the key that has it."""
     B, Tq, Tk, H, HK, D = sizes(q, k)
@@ -312,7 +313,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor | 
     return o, top, index
 
 
-@gradient_of(forward, gradients=3, keep=(1, 2))
+@gradient_of(forward, gradients=3, keep=(1, 2), times=3)  # of the distribution, the queries and the keys
 def backward(do, q, k, v, scale, cu_seqlens, top, index):
     """dq, dk and dv."""
     B, Tq, Tk, H, HK, D = sizes(q, k)
