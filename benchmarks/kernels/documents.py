@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from seqarch.bench.rows import Row
 from seqarch.bench.timing import DENSE, against, draw, passes
@@ -38,8 +39,17 @@ def rows() -> Iterator[Row]:
 
 def packed(cu_seqlens: Tensor) -> dict[str, Callable[..., Tensor]]:
     """Attention by each kernel."""
-    ours = {name: partial(softmax_attention, cu_seqlens=cu_seqlens, backend=name) for name in ("flex", "varlen", "fa4")}
-    return {**ours, "cuDNN": partial(by_cudnn, cu_seqlens=cu_seqlens)}
+    ours = {name: partial(softmax_attention, cu_seqlens=cu_seqlens, backend=name) for name in ("flex", "fa4")}
+    theirs = {"varlen": partial(by_flash, cu_seqlens=cu_seqlens), "cuDNN": partial(by_cudnn, cu_seqlens=cu_seqlens)}
+    return {**ours, **theirs}
+
+
+def by_flash(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Any) -> Tensor:
+    """FlashAttention on documents of different lengths."""
+    most, scale = cu_seqlens.longest, q.shape[-1] ** -0.5
+    borders = cu_seqlens, cu_seqlens, most, most
+    o: Any = varlen_attn(q[0], k[0], v[0], *borders, scale=scale, window_size=(-1, 0))
+    return o.unsqueeze(0)
 
 
 def by_cudnn(q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Any) -> Tensor:

@@ -14,10 +14,10 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, sdpa
 from seqarch.kernels.flops import none
 from seqarch.kernels.launch import operator
-from seqarch.kernels.op import Backend, Op, load_function
+from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packages import FOUND, is_hopper
 from seqarch.kernels.packed import per_document
-from seqarch.kernels.tensors import autocast_cast, check_attention, is_tracked, longest_document
+from seqarch.kernels.tensors import autocast_cast, check_attention, is_tracked
 
 FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -54,8 +54,7 @@ def softmax_attention(
             restart at each.
         backend: "auto", "reference", "fa4" (FlashAttention-4, in half precision, without ALiBi), "sdpa" (without
             window, ALiBi and packed documents; whole sequences, one new token and, in half precision without gradients,
-            pieces), "flex" (FlexAttention) or "varlen" (FlashAttention, for packed documents whose longest is known,
-            in half precision).
+            pieces) or "flex" (FlexAttention).
 
     Returns:
         `[B, Tq, H, D]` in the dtype of `q`, or of autocast if it is on.
@@ -249,27 +248,6 @@ def _flash_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return half and q.shape[2] == k.shape[2] and q.shape[3] <= 256 and q.is_cuda and not is_tracked(q, k, v)
 
 
-def varlen_softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: None, cu_seqlens: Tensor
-) -> Tensor:
-    """FlashAttention on documents of different lengths, which `torch.nn.attention.varlen` gives."""
-    attend = load_function("torch.nn.attention.varlen:varlen_attn")
-    most = min(longest_document(q, cu_seqlens) or q.shape[1], q.shape[1])
-    sees = (-1 if window is None else window - 1, 0)
-    o = attend(q[0], k[0], v[0], cu_seqlens, cu_seqlens, most, most, scale=scale, window_size=sees)
-    return o.unsqueeze(0)
-
-
-def _varlen_obstacle(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
-) -> str | None:
-    if cu_seqlens is None or longest_document(q, cu_seqlens) is None:
-        return "it takes only packed documents whose longest is known"
-    if slopes is not None or q.shape[:3] != k.shape[:3] or q.shape[3] > 256 or q.dtype == torch.float32:
-        return "it takes half precision, as many keys as queries, heads of at most 256 dims, and no ALiBi"
-    return None
-
-
 def _fa4_obstacle(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> str | None:
@@ -303,6 +281,5 @@ SOFTMAX_ATTENTION = Op(
         Backend("fa4", "seqarch.kernels.flash4:attend", "flash-attn-4", obstacle=_fa4_obstacle, automatic=prefers_fa4),
         Backend("sdpa", _sdpa, obstacle=_sdpa_obstacle, float64=True),
         Backend("flex", flex_softmax_attention, peer=True),
-        Backend("varlen", varlen_softmax_attention, obstacle=_varlen_obstacle, automatic=False),
     ),
 )
