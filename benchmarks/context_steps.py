@@ -138,7 +138,7 @@ def time_recipe(
     if context > 1:
         module.piece = piece_of(world, context, batch[1])
     if compiled:
-        lm.compile_parts()
+        lm.compile_parts(in_order=context > 1)
     tokens = draw_tokens(lm.vocab_size, *batch, torch.device(DEVICE))
     row = time_training(lambda each: module.loss({"tokens": each}), module.new_optimizer(), tokens, steps)
     for name in ("loss_first", "loss_last") if world > 1 else ():
