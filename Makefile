@@ -17,7 +17,8 @@ quickstart: $(READY)
 	$(BIN)/seqarch fit --config recipes/quickstart_top1_chunk.yaml
 	$(BIN)/seqarch report runs/quickstart/transformer_pp runs/quickstart/top1_chunk --out runs/quickstart/report
 
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -q
+# Each process of pytest-xdist would compile the package and the tests anew without files of bytecode.
+TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -q
 
 test: $(READY) build/litdata
 	$(TEST)
