@@ -34,21 +34,29 @@ START = "spawn"
 """How processes start: CUDA and the number of threads are not yet chosen in a spawned one."""
 
 
-def share_gpus(trainer: Mapping[str, Any], workers: int | None) -> list[str | None]:
+def share_gpus(trainer: Mapping[str, Any], workers: int | None, runs: int) -> list[str | None]:
     """The GPUs that each simultaneous run sees; `None` for all GPUs.
 
-    By default there are as many runs as the GPUs allow, and one on a CPU. More runs than that share GPUs. `trainer` is
-    the recipe's section.
+    By default there are as many runs as the GPUs allow. More runs than that share GPUs. On a CPU each core has a
+    run: a second thread makes a small model hardly faster.
+
+    Args:
+        trainer: the recipe's section.
+        workers: how many runs at a time, if the user says so.
+        runs: how many there are to make.
     """
     import torch
 
-    if trainer.get("accelerator") not in ("gpu", "cuda"):
+    accelerator, devices = trainer.get("accelerator", "auto"), trainer.get("devices", 1)
+    if not isinstance(devices, int) or devices < 1:  # such as "auto"
+        devices = None
+    if accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available()):
+        return [None] * (workers or max(1, min(runs, _cores() // (devices or 1))))
+    if accelerator not in ("gpu", "cuda"):
         return [None] * (workers or 1)
     named = os.environ.get(VISIBLE)
     gpus = named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
-    devices = trainer.get("devices", 1)
-    if not isinstance(devices, int) or devices < 1:  # such as "auto"
-        devices = len(gpus)
+    devices = devices or len(gpus)
     shares = [",".join(gpus[n : n + devices]) for n in range(0, len(gpus) - devices + 1, devices)]
     return list(itertools.islice(itertools.cycle(shares), workers or len(shares)))
 
@@ -61,9 +69,12 @@ def share_cores(gpus: Sequence[str | None]) -> int | None:
     """
     if len(gpus) == 1:
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = sum(share.count(",") + 1 if share else 1 for share in gpus)
-    return max(1, cores // processes)
+    return max(1, _cores() // processes)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def work(call: Call) -> str:

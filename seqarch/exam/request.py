@@ -32,7 +32,8 @@ class Request:
         seeds: runs of each model.
         ladder: whether each model trains at its own best learning rate, chosen in domain; by default at small and
             medium, if they have branches.
-        workers: runs to make at the same time; by default one per GPU. More runs than GPUs share them.
+        workers: runs to make at the same time; by default one per GPU, or one per core of a CPU. More runs than GPUs
+            share them.
         out: folder of exams; exams of one size share a folder in it.
         allow_code: packages whose classes the recipes may name.
         options: values by dotted keys: `mixer.chunk_size` for the one mixer, `trainer.max_steps` for every model.

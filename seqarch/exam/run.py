@@ -32,7 +32,7 @@ def run_exam(request: Request) -> None:
         UserError: what is wrong, before anything is trained; or which runs failed, after the others are judged.
     """
     exam = make_plan(request)
-    gpus = share_gpus(exam.reference.recipe["trainer"], request.workers)
+    gpus = share_gpus(exam.reference.recipe["trainer"], request.workers, len(exam.entrants) * exam.seeds)
     for entrant in exam.entrants:
         share = "no known decoding state" if (part := entrant.state_share) is None else f"state {part:.1%} of the cache"
         say(f"{entrant.name}: {entrant.parameters:,} parameters, {share}")

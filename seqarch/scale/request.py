@@ -23,7 +23,7 @@ class Request:
         data: folder of shards, or of text files called <domain>; by default the data of the size's recipe.
         seeds: runs of each model at each rung.
         ladder: whether each model finds its rate at the smallest rung; else all have the size's rate.
-        workers: runs to make at the same time; by default one per GPU.
+        workers: runs to make at the same time; by default one per GPU, or one per core of a CPU.
         allow_code: packages whose classes the recipes may name.
         options: values by dotted keys, such as `data.sequences_per_step`, for every model.
         out: folder of the rungs and of the summary, by default runs/scale; without training nothing is written by

@@ -57,8 +57,8 @@ def train_rungs(request: Request, out: Path) -> Iterator[tuple[Exam, dict[str, s
     sizes = [rung_size(base, parameters) for parameters in wanted]
     if len({size.model["d_model"] for size in sizes}) < len(sizes):
         raise UserError("two of the --sizes lead to the same width: choose sizes further apart")
-    gpus = share_gpus(base.recipe["trainer"], request.workers)
     exam = _plan(request, out, sizes[0], base)
+    gpus = share_gpus(base.recipe["trainer"], request.workers, len(exam.entrants) * exam.seeds)
     smallest: Exam | None = None
     with Pool(gpus) as pool:
         for size in [*sizes[1:], None]:

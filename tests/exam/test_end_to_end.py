@@ -20,7 +20,7 @@ from tests.exam.conftest import SHRUNK
 def exam(shards, out, site, **env):
     options = {**SHRUNK, "trainer.callbacks": "[tests.exam.ctrl_c.CtrlC]"}
     args = ["--mixer", "RunningMean", "--mixer.gain", "0.5", "--seeds", "1", "--data", shards, "--out", out]
-    args += ["--allow_code", "tests"]
+    args += ["--allow_code", "tests", "--workers", "1"]
     env = {
         "PYTHONPATH": os.pathsep.join(map(str, (site, ROOT))),
         "OMP_NUM_THREADS": "1",

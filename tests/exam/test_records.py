@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import seqarch
 from seqarch.cli.commands import parse
@@ -246,10 +247,19 @@ def test_a_process_whose_exam_was_killed_ends_with_its_run(alive, ended, monkeyp
         ({"accelerator": "gpu", "devices": 2}, 3, ["4,5", "6,7", "4,5"]),
         ({"accelerator": "gpu", "devices": 3}, None, ["4,5,6"]),
         ({"accelerator": "gpu", "devices": "auto"}, None, ["4,5,6,7"]),
-        ({"accelerator": "cpu"}, None, [None]),
-        ({"accelerator": "cpu"}, 2, [None, None]),
+        ({"accelerator": "cpu"}, 2, [None] * 2),
+        ({"accelerator": "cpu"}, None, [None] * 6),
+        ({"accelerator": "cpu", "devices": 4}, None, [None] * 4),
+        ({"accelerator": "cpu", "devices": 32}, None, [None]),
+        ({}, None, [None] * 6),
+        ({"accelerator": "mps"}, None, [None]),
     ],
 )
-def test_gpus_are_shared_among_runs(trainer, workers, shares, monkeypatch):
+def test_gpus_and_cores_are_shared_among_runs(trainer, workers, shares, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert share_gpus(trainer, workers) == shares
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)), raising=False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert share_gpus(trainer, workers, runs=6) == shares
+    assert len(share_gpus({"accelerator": "cpu"}, None, runs=40)) == 16
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert share_gpus({}, None, runs=6) == [None]
