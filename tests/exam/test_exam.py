@@ -343,8 +343,10 @@ def test_losses_of_sequences_are_kept_at_every_evaluation(made):
     assert losses.mean() == pytest.approx(float(last[-1].split(",")[column]), abs=1e-6)
 
 
-def test_evaluations_lie_evenly_after_the_first_tenth():
-    assert load_size("tiny", {}).recipe["ood_loss"]["at"] == pytest.approx([*(0.1 + 0.04 * k for k in range(23)), 1.0])
+@pytest.mark.parametrize(("size", "count", "step"), [("draft", 23, 0.04), ("tiny", 11, 0.08)])
+def test_evaluations_lie_evenly_after_the_first_tenth(size, count, step):
+    points = [*(0.1 + step * k for k in range(count)), 1.0]
+    assert load_size(size, {}).recipe["ood_loss"]["at"] == pytest.approx(points)
 
 
 SETS = ("in_domain/docs", "ood/code")
