@@ -97,11 +97,14 @@ def mesh():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", MIXERS)
-@pytest.mark.parametrize("way", ["plain", "checkpointed and sharded"])
-def test_documents_train_as_if_alone(name, way, rows, of_documents, mesh):
+WAYS = [*((name, False) for name in MIXERS), *((name, True) for name in ("Attention", "Based", "RWKV7"))]
+"""Each mixer, and kinds of mixers whose blocks are checkpointed and sharded."""
+
+
+@pytest.mark.parametrize(("name", "sharded"), WAYS)
+def test_documents_train_as_if_alone(name, sharded, rows, of_documents, mesh):
     lm = model(name)
-    if way != "plain":
+    if sharded:
         lm.checkpoint_activations()
         fsdp.shard(lm, mesh, torch.float64)
     torch.testing.assert_close(masked(lm, rows), of_documents(name), rtol=1e-6, atol=1e-8)
