@@ -17,6 +17,7 @@ import yaml
 
 import seqarch
 from seqarch import Experiment
+from seqarch.cli.mixers import cost_table
 from seqarch.cli.new_mixer import FILES, new_mixer
 from seqarch.errors import UserError
 from seqarch.model.roles import kinds_of
@@ -104,6 +105,10 @@ def test_each_is_named_as_its_class_and_in_the_readme():
     for name, target in ENTRIES.items():
         assert target.endswith(f":{name}")
         assert f"`{name}`" in readme
+
+
+def test_the_readme_has_the_costs_of_the_classes():
+    assert cost_table(names=GROUPS["seqarch.mixers"]) in (ZOO / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_class_that_lacks_methods_is_no_mixer():
