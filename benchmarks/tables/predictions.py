@@ -7,10 +7,12 @@ gap_110m     the same at 110M parameters
 in_domain    loss, `minus` that of seed 0 of another model where the row names one
 ood          the same
 best_rate    the rate of the ladder with the lowest in-domain loss
+flips        pairs of models whose gaps change order with a variant of both, such as `canon_mamba2` for `mamba2`
 """
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from pathlib import Path
 
@@ -35,15 +37,32 @@ def measured(row: dict[str, str]) -> float | None:
     if row["quantity"] == "best_rate":
         rungs = [one for (name, _, at), one in _losses().items() if name.startswith(f"{model}-") and at == tokens]
         return float(min(rungs, key=lambda rung: float(rung["in_domain"]))["rate"]) if rungs else None
-    if folder := GAPS.get(row["quantity"]):
-        path = RESULTS / folder / "pairs.csv"
-        pairs = read_csv(path) if path.is_file() else []
-        gaps = {(pair["model"], pair["seed"], pair["tokens"]): pair["gap"] for pair in pairs}
-        return float(gaps[model, seed, tokens]) if (model, seed, tokens) in gaps else None
+    if row["quantity"] == "flips":
+        return _flips(model, _gaps("gap", seed, tokens))
+    if row["quantity"] in GAPS:
+        return _gaps(row["quantity"], seed, tokens).get(model)
     if (model, seed, tokens) not in _losses():
         return None
     loss = float(_losses()[model, seed, tokens][row["quantity"]])
     return loss - (float(_losses()[row["minus"], "0", tokens][row["quantity"]]) if row["minus"] else 0)
+
+
+def _gaps(kind: str, seed: str, tokens: str) -> dict[str, float]:
+    """The gaps by model."""
+    path = RESULTS / GAPS[kind] / "pairs.csv"
+    pairs = read_csv(path) if path.is_file() else []
+    return {pair["model"]: float(pair["gap"]) for pair in pairs if (pair["seed"], pair["tokens"]) == (seed, tokens)}
+
+
+def _flips(variant: str, gaps: dict[str, float]) -> float | None:
+    """Pairs of models in another order with their variants; `None` before all variants that are predicted ran."""
+    prefix = f"{variant}_"
+    models = {row["model"].removeprefix(prefix) for row in read_csv(WRITTEN) if row["model"].startswith(prefix)}
+    if not all(prefix + model in gaps for model in models):
+        return None
+    gaps = {"transformer_pp": 0.0, **gaps}  # the reference has no gap to itself
+    pairs = itertools.combinations(sorted(models), 2)
+    return sum((gaps[a] < gaps[b]) != (gaps[prefix + a] < gaps[prefix + b]) for a, b in pairs)
 
 
 def score(row: dict[str, str]) -> str:
