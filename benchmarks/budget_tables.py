@@ -7,6 +7,7 @@ OUT/losses.csv      the losses of every finished model, by seed
 OUT/gaps.csv        the gap of each model to the reference at each budget (`seqarch.report.gap`)
 OUT/pairs.csv       the raw gap of each pair of seeds at each budget
 OUT/standings.csv   a row per model at its last budget, or at `--tokens` (`seqarch.report.tables.standings`)
+OUT/settled.csv     whether each gap is settled, by the models of at most `--tokens`
 OUT/states.csv      parameters and elements of state of each model
 OUT/ranks.csv       whether models keep order and sign of their gap from each budget to the largest
 OUT/budgets.png     the figure of these gaps
@@ -28,6 +29,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import spearmanr
 
 from seqarch.report import Comparison, compare
+from seqarch.report.findings import Findings
 from seqarch.report.gap import common_budgets, pair_gaps
 from seqarch.report.runs import PARTS, Group, Run, load_run
 from seqarch.report.tables import finished, standings
@@ -38,6 +40,7 @@ LADDER = ("model", "rate", "in_domain", "ood")
 RANKS = ("earlier", "later", "models", "rank_correlation", "same_sign")
 STATES = ("model", "parameters", "state_elements")
 PAIRS = ("model", "seed", "tokens", "gap")
+SETTLED = ("model", "tokens", "pairs", "word", "verdict")
 LOSSES = ("model", "rate", "seed", "tokens", "in_domain", "ood", "recallable", "other", "copying")
 
 
@@ -85,6 +88,14 @@ def pairs(runs: Sequence[Run], reference: str) -> Iterator[tuple]:
         for tokens, gap in zip(common_budgets(models, other), pair_gaps(models, other).mean(axis=1), strict=True):
             if np.isfinite(gap):
                 yield name, seed, tokens, f"{gap:.6f}"
+
+
+def settled(findings: Findings, tokens: int) -> Iterator[tuple]:
+    """The verdict on each model by the finished models of at most `tokens`."""
+    assert findings.finished_models is not None
+    for name, gap in findings.finished_models.until(tokens).gaps().items():
+        sentence = gap.sentence(name, findings.reference.name)
+        yield name, gap.headline.tokens, gap.headline.pairs, gap.word, sentence
 
 
 def compared(gaps: Iterable[dict[str, Any]], reference: str) -> set[str]:
@@ -137,6 +148,8 @@ def main() -> None:
     write_csv(args.out / "states.csv", STATES, states)
     write_csv(args.out / "gaps.csv", header, rounded)
     write_csv(args.out / "pairs.csv", PAIRS, pairs(runs, args.reference))
+    if args.tokens:
+        write_csv(args.out / "settled.csv", SETTLED, settled(comparison.findings, args.tokens))
     by_name = [dict(zip(header, row, strict=True)) for row in rows]
     write_csv(args.out / "ranks.csv", RANKS, ranks(by_name, args.reference))
     shown = comparison.findings.only({args.reference, *compared(by_name, args.reference)})

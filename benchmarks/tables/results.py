@@ -72,14 +72,15 @@ def value_of(model: str) -> str:
     return f"{raw(model):+.3f}"
 
 
-def verdict(row: dict[str, str]) -> str:
-    """The word of a verdict."""
-    return row["word"]
+@cache
+def verdicts() -> dict[str, str]:
+    """The word of the verdict on each model at 340M tokens."""
+    return {row["model"]: row["word"] for row in read_csv(RESULTS / "fourteen/settled.csv")}
 
 
 def fourteen() -> Table:
     """The gaps: one row for each architecture of the paper's figures 1(b) and 6(a)."""
-    head = ["model", "the paper", "pairs", "gap at 340M", "gap at 1.02B"]
+    head = ["model", "the paper", "pairs", "gap at 340M", "verdict", "gap at 1.02B"]
     table = [[*head, "recallable tokens", "other tokens", "copying saves", "tokens, ratio", "time, ratio"]]
     names, standings = models(), {row["run"]: row for row in read_csv(RESULTS / "fourteen/standings.csv")}
     better = sum(raw(model) < 0 for model in names)
@@ -87,19 +88,21 @@ def fourteen() -> Table:
     for model in (*names[:better], REFERENCE, *names[better:]):
         saved = copying(model)
         if model == REFERENCE:
-            table.append([f"`{model}`", "", "", "0", "0", "", "", saved, "1", "1"])
+            table.append([f"`{model}`", "", "", "0", "", "0", "", "", saved, "1", "1"])
             continue
         one = rows[model, SMALL, "mean, raw"]
-        two = [cell(rows.get((model, tokens, "mean, raw"))) for tokens in (SMALL, LONG)]
+        later = cell(rows.get((model, LONG, "mean, raw")))
         parts = [cell(rows[model, SMALL, f"mean, {part} tokens"]) for part in ("recallable", "other")]
         ratios = [f"{float(standings[model][key]):.2f}" for key in ("tokens_ratio", "time_ratio")]
-        table.append([f"`{model}`", PAPER[model], one["pairs"], *two, *parts, saved, *ratios])
+        table.append(
+            [f"`{model}`", PAPER[model], one["pairs"], cell(one), verdicts()[model], later, *parts, saved, *ratios]
+        )
     return table
 
 
 def settled() -> str:
     """How many of the gaps at 340M tokens are settled."""
-    words = [verdict(gaps("fourteen")[model, SMALL, "mean, raw"]) for model in models()]
+    words = [verdicts()[model] for model in models()]
     return f"{len(words) - words.count('not settled')} of {len(words)}"
 
 

@@ -154,14 +154,19 @@ class Findings:
         """The gaps between finished models by name, for runs with branches; see `unfinished` for the others."""
         if self.whole is not None:
             return {each.name: gap for each in self.groups if (gap := self.whole.finished.get(each.name))}
+        return self.finished_models.gaps() if self.finished_models else {}
+
+    @cached_property
+    def finished_models(self) -> FinishedModels | None:
+        """The finished models of all that have a gap, next to the reference's; `None` if no model has one."""
         models, reference = self._finished_models()
         candidates = {name: each for name, each in models.items() if name not in self.unfinished}
         if not candidates:
-            return {}
+            return None
         parts = {part: self._finished_models(tag) for part, tag in PARTS.items()}
         gains = {group.name: group.copying_gains() for group in self.groups}
         of_reference = gains[self.reference.name]
-        return FinishedModels(candidates, reference, parts, gains, of_reference, self.neighbour, self.limits).gaps()
+        return FinishedModels(candidates, reference, parts, gains, of_reference, self.neighbour, self.limits)
 
     @cached_property
     def unfinished(self) -> dict[str, str]:

@@ -87,6 +87,15 @@ class FinishedModels:
             for name, gap in gaps.items()
         }
 
+    def until(self, tokens: int) -> "FinishedModels":
+        """The same models without those of larger budgets and without parts."""
+
+        def kept(models: Seeds) -> Seeds:
+            return {seed: each.at(each.tokens <= tokens) for seed, each in models.items()}
+
+        candidates = {name: kept(each) for name, each in self.candidates.items()}
+        return replace(self, candidates=candidates, reference=kept(self.reference), parts={})
+
     @cached_property
     def ends(self) -> np.ndarray:
         """The budgets, in order."""

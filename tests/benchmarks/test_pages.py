@@ -15,7 +15,7 @@ from seqarch.tables import read_csv
 ROOT = Path(__file__).parents[2]
 POOLED = {"low", "high", "settled", "word", "verdict"}
 """Columns of gaps that depend on the seeds of all models."""
-FAR = ("rwkv6", "rwkv5", "based", "mamba1", "window_64")
+FAR = ("rwkv6", "rwkv5", "based", "mamba1", "window_64", "window_128")
 
 
 def test_no_page_is_stale() -> None:
@@ -63,10 +63,15 @@ def test_approximate_and_element_selection_are_behind_exact() -> None:
     assert all(raw(model) > raw("top1_chunk") for model in ("top1_chunk_approx", "top1_element"))
 
 
-def test_models_that_are_called_behind_have_intervals_above_zero() -> None:
-    for model in ("delta_net", "mamba2", "top1_element"):
-        gap, half = (float(part) for part in results.gap(model).split(" ± "))
-        assert gap > half
+def test_intervals_of_models_that_are_called_behind_do_not_hold_zero_and_the_others_do() -> None:
+    for behind, models in (
+        (True, ("delta_net", "mamba2", "top1_element")),
+        (False, ("transformer", "top1_chunk", "rwkv7", "gated_delta_net")),
+    ):
+        for model in models:
+            gap, half = (float(part) for part in results.gap(model).split(" ± "))
+            assert (gap > half) == behind
+    assert [model for model, word in results.verdicts().items() if word == "worse"] == ["delta_net"]
 
 
 def test_gaps_keep_their_sign_and_mamba2_falls() -> None:

@@ -47,7 +47,10 @@ def held(gaps: np.ndarray) -> np.ndarray:
     ],
 )
 def test_intervals_hold_the_gap_whatever_the_noise_of_each_model(noise, pairs):
-    assert 0.93 <= np.mean(held(simulated(noise, pairs))) <= 0.97
+    """On average over the models; the noisiest has the least (docs/exam.md)."""
+    shares = held(simulated(noise, pairs))
+    assert 0.93 <= np.mean(shares) <= 0.97
+    assert min(shares) > 0.895
 
 
 def test_one_pair_of_a_model_with_three_times_the_noise_has_an_interval():
@@ -89,7 +92,7 @@ def settled(drift: float, pairs: int, others: int, noise=(1.0, 1.0, 1.0, 1.0)) -
 
 
 @pytest.mark.parametrize("noise", [(1.0,) * 4, (2.0, 0.7, 0.5), THREE_TIMES])
-@pytest.mark.parametrize("pairs", [2, 3, 5])
+@pytest.mark.parametrize("pairs", [2, 3, 5, 8])
 def test_a_drift_of_the_tolerance_is_rarely_settled(pairs, noise):
     assert settled(-TOLERANCE, pairs, 3, noise) <= 0.05
 
