@@ -114,11 +114,12 @@ def test_records_give_the_published_files(
             (archives / path.name).symlink_to(path)
         records[name](archives, tmp_path / "exam")
     arguments = [str(tmp_path / "exam"), str(tmp_path / "tables"), "--reference", "transformer_pp"]
+    arguments += ["--tokens", str(results.SMALL)]
     monkeypatch.setattr(sys, "argv", ["budget_tables.py", *arguments])
     monkeypatch.setattr("seqarch.report.Comparison.figures", MagicMock())
     runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
     every = "*" in models
-    for name, key in (("gaps", "run"), ("losses", "model"), *([("ranks", "")] if every else [])):
+    for name, key in (("gaps", "run"), ("losses", "model"), ("settled", "model"), *([("ranks", "")] if every else [])):
         published = [row for row in read_csv(results.RESULTS / f"fourteen/{name}.csv") if every or row[key] in models]
         assert published
         for made, row in itertools.zip_longest(read_csv(tmp_path / f"tables/{name}.csv"), published, fillvalue={}):

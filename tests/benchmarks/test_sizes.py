@@ -1,0 +1,56 @@
+"""The order and the gaps at 42M parameters as predictions of those at 110M."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tables import predictions, sizes
+from seqarch.scale.registered import register
+from seqarch.tables import write_csv
+
+GAPS = {"42M": {"mamba2": (0.1, 0.3), "window_128": (0.3, 0.3), "delta_net": (0.1, 0.1)}}
+GAPS["110M"] = {"mamba2": (0.25,), "window_256": (0.2,), "delta_net": (-0.1,)}
+
+
+@pytest.fixture(autouse=True)
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gaps of three models at both sizes, and their in-domain losses, which keep their order."""
+    for folder, size, tokens in (("fourteen", "42M", sizes.SMALL), ("medium", "110M", sizes.MEDIUM)):
+        (tmp_path / folder).mkdir()
+        rows = [(name, seed, tokens, gap) for name, gaps in GAPS[size].items() for seed, gap in enumerate(gaps)]
+        earlier = [(name, seed, tokens // 2, 9.0) for name, seed, _, _ in rows]
+        write_csv(tmp_path / folder / "pairs.csv", ("model", "seed", "tokens", "gap"), rows + earlier)
+        losses = [(name, 0, tokens, 3 + k / 10) for k, name in enumerate(("transformer_pp", *GAPS[size]))]
+        write_csv(tmp_path / folder / "losses.csv", ("model", "seed", "tokens", "in_domain"), losses)
+    for module in (sizes, predictions):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(sizes, "WRITTEN", tmp_path / "predictions.csv")
+    low_high = [("gap_110m", "mamba2", 0.2, 0.3), ("gap_110m", "window_256", 0.1, 0.3), ("gap_110m", "delta_net", 0, 1)]
+    write_csv(tmp_path / "predictions.csv", ("quantity", "model", "low", "high"), low_high)
+    monkeypatch.setattr(sizes, "ORDER", tmp_path / "order.csv")
+    for loss in sizes.LOSSES:
+        register(tmp_path / "order.csv", loss, {"42M": sizes.rungs(loss)["42M"]})
+
+
+def test_gaps_of_both_sizes_are_matched_and_scored(tmp_path: Path) -> None:
+    rows = [[row[k] for k in (0, 1, 3, 4)] for row in sizes.gaps_of_110m()[1:]]
+    assert rows == [
+        ["`delta_net`", "+0.100", "-0.100", "no"],
+        ["`mamba2`", "+0.200", "+0.250", "yes"],
+        ["`window_256`", "+0.300", "+0.200", "yes"],
+    ]
+    sizes.write(sizes.figure(), tmp_path / "medium/sizes")
+    assert (tmp_path / "medium/sizes.png").is_file()
+
+
+def test_the_order_of_the_smaller_size_is_scored_by_pairs() -> None:
+    """DeltaNet and the reference swap places, and so do Mamba-2 and the window."""
+    gap, in_domain = sizes.decisions_of_110m()[1:]
+    assert (gap[1], gap[-1]) == ("4 of 6 (67%)", "4 of 6")
+    assert (in_domain[1], in_domain[-1]) == ("6 of 6 (100%)", "6 of 6")
+
+
+def test_a_gap_at_110m_is_scored_at_its_own_size() -> None:
+    row = {"quantity": "gap_110m", "model": "mamba2", "seed": "0", "tokens": str(sizes.MEDIUM), "minus": ""}
+    assert predictions.measured(row) == 0.25
+    assert predictions.measured({**row, "quantity": "gap"}) is None
