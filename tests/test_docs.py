@@ -84,7 +84,12 @@ def label(page: Path, text: str) -> str:
     return f"{page.name}: {' '.join(text.split())[:60]}"
 
 
-COMMAND_LINES = [pytest.param(p, words, id=label(p, line)) for p in WITH_COMMANDS for line, words in commands(p)]
+COMMAND_LINES = {
+    tuple(words): pytest.param(page, words, id=label(page, line))
+    for page in WITH_COMMANDS
+    for line, words in commands(page)
+}
+"""Each command once, though several pages may show it."""
 RECIPES = [pytest.param(p, block, id=label(p, block)) for p in WITH_COMMANDS for block in blocks(p, "yaml")]
 
 
@@ -148,7 +153,7 @@ def workplace(tmp_path, monkeypatch):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize(("page", "words"), COMMAND_LINES)
+@pytest.mark.parametrize(("page", "words"), COMMAND_LINES.values())
 def test_every_command_parses(workplace, page: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     workplace(page)
     _, command, *args = words
