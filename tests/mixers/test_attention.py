@@ -26,13 +26,10 @@ class TestAttention(MixerSuite):
     mixer = Attention
     options: ClassVar = [
         {"n_heads": 4},
-        {"n_heads": 4, "window": 5, "bias": True},
-        {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "position": "alibi"},
+        {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "window": 5, "bias": True},
         {"n_heads": 6, "n_kv_heads": 1, "head_dim": 4, "position": "alibi", "window": 7},
-        {"n_heads": 2, "position": "none", "qk_norm": True},
-        {"n_heads": 2, "qk_norm": True, "temperature": 0.1},
+        {"n_heads": 2, "position": "none", "qk_norm": True, "temperature": 0.1},
         {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "weighted", "qk_norm_eps": 1e-5, "bias": "qkv"},
-        {"n_heads": 4, "position": partial(ScaledRoPE, factor=4.0)},
         {"n_heads": 4, "position": partial(ScaledRoPE, factor=4.0, rule="llama3", original_length=16)},
         {"n_heads": 4, "n_kv_heads": 2, "window": 5, "key_conv": 3},
         {"n_heads": 4, "relation": "constant_keys", "max_length": 64},
@@ -52,12 +49,18 @@ class TestTop1Chunk(MixerSuite):
     mixer = Top1Chunk
     options: ClassVar = [
         {"n_heads": 4, "chunk_size": 8},
-        {"n_heads": 4, "chunk_size": 8, "selection": "approx"},
         {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "temperature": 0.2},
-        {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "selection": "approx", "position": "none", "qk_norm": False},
+        {
+            "n_heads": 4,
+            "n_kv_heads": 2,
+            "chunk_size": 5,
+            "selection": "approx",
+            "position": "none",
+            "qk_norm": False,
+            "remote_chunks": 2,
+        },
         {"n_heads": 4, "chunk_size": 5, "remote_chunks": 2},
         {"n_heads": 4, "chunk_size": 8, "selection": "approx", "key_conv": 3},
-        {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "selection": "approx", "remote_chunks": 2},
     ]
 
 

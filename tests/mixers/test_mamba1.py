@@ -30,7 +30,6 @@ class TestMamba1(ShortChunks):
         SMALL,
         {"d_state": 3, "expand": 1, "conv_size": 2, "dt_rank": 5},
         {**SMALL, "decay": "one"},
-        {**SMALL, "decay": "none"},
         {**SMALL, "decay": "none", "conv": False},
     ]
 

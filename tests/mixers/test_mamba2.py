@@ -29,7 +29,6 @@ class TestMamba2(ShortChunks):
         SMALL,
         {**SMALL, "n_groups": 2, "conv_size": 2},
         {**SMALL, "decay": "one", "norm": False},
-        {**SMALL, "decay": "none"},
         {**SMALL, "decay": "none", "conv": False},
     ]
 
