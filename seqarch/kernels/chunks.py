@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+CHUNK_SIZE = 32
+"""Positions in a chunk of a recurrence with a decay for every channel."""
+
 
 @dataclasses.dataclass
 class DecayedProducts:
@@ -67,6 +70,6 @@ def join_chunks(t: Tensor, length: int) -> Tensor:
     return t.flatten(2, 3)[:, :, :length].transpose(1, 2)
 
 
-def chunk_length(length: int, largest: int = 32) -> int:
-    """The smallest power of two that holds `length` positions, at most `largest`."""
-    return min(1 << (length - 1).bit_length(), largest)
+def chunk_length(length: int, largest: int | None = None) -> int:
+    """The smallest power of two that holds `length` positions, at most `largest`, or `CHUNK_SIZE` without it."""
+    return min(1 << (length - 1).bit_length(), largest or CHUNK_SIZE)

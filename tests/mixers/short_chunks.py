@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from seqarch.testing import MixerSuite
+
+TRACED: dict[str, Any] = {"backend": "eager", "fullgraph": True}
+"""Options of `torch.compile` for a mixer of PyTorch's own operators whose recurrence another mixer compiles."""
 
 
 class ShortChunks(MixerSuite):

@@ -17,7 +17,7 @@ from seqarch.kernels.delta_rule import delta_rule_recurrent
 from seqarch.mixers.delta_net import DeltaNet, GatedDeltaNet
 from tests.kernels.gated_delta_rule import as_fla_in_tf32
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits, assert_near_float64, relative_errors
-from tests.mixers.short_chunks import ShortChunks
+from tests.mixers.short_chunks import TRACED, ShortChunks
 
 reference = importlib.import_module("seqarch.kernels.delta_rule")  # a function has its name
 
@@ -25,6 +25,7 @@ reference = importlib.import_module("seqarch.kernels.delta_rule")  # a function 
 class TestDeltaNet(ShortChunks):
     reference = reference
     mixer = DeltaNet
+    compile_options: ClassVar = TRACED
     options: ClassVar = [
         {"n_heads": 4},
         {"n_heads": 2, "head_dim": 6, "expand_v": 1.5, "gate": True, "conv": False, "neg_eigval": True},

@@ -9,18 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.kernels import gated_delta_rule2
+from seqarch.kernels import chunks, gated_delta_rule2
 from seqarch.mixers.gated_delta_net2 import GatedDeltaNet2
-from seqarch.testing import MixerSuite
 from seqarch.testing.compare import relative_error
 from tests.kernels import inputs
 from tests.kernels.precision import SLACK, TF32_TOLERANCE
 from tests.mixers.gradients import outputs_and_gradients
+from tests.mixers.short_chunks import TRACED, ShortChunks
 
 
-class TestGatedDeltaNet2(MixerSuite):
+class TestGatedDeltaNet2(ShortChunks):
+    reference = chunks
     mixer = GatedDeltaNet2
-    lengths = (1, 2, 13, 70)
+    compile_options: ClassVar = TRACED
     options: ClassVar = [
         {"n_heads": 4},
         {"n_heads": 2, "head_dim": 6, "expand_v": 1.5, "conv": False, "neg_eigval": True},

@@ -13,26 +13,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqarch.errors import UserError
+from seqarch.kernels import chunks
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.rwkv56 import RWKV5, RWKV6
-from seqarch.testing import MixerSuite
 from seqarch.testing.compare import relative_error
 from seqarch.testing.harness import Inputs, MixerHarness
 from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
 from tests.mixers.gradients import outputs_and_gradients
 from tests.mixers.rwkv import copy_all, stirred
+from tests.mixers.short_chunks import TRACED, ShortChunks
 
 
-class TestRWKV5(MixerSuite):
+class TestRWKV5(ShortChunks):
+    reference = chunks
     mixer = RWKV5
-    lengths = (1, 2, 13, 70)
     options: ClassVar = {"n_heads": 4}
     compiles = False  # RWKV-6 does, with the same op, and this decay is a parameter
 
 
-class TestRWKV6(MixerSuite):
+class TestRWKV6(ShortChunks):
+    reference = chunks
     mixer = RWKV6
-    lengths = (1, 2, 13, 70)
+    compile_options: ClassVar = TRACED
     options: ClassVar = [{"n_heads": 4}, {"n_heads": 2, "mix_rank": 3, "decay_rank": 5}]
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels import chunks
 from seqarch.mixers.attention import Attention
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.cores import SoftmaxCore, Top1ChunkCore, Top1ElementCore
@@ -25,11 +26,12 @@ from seqarch.testing.harness import Inputs, MixerHarness
 from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
 from tests.mixers.gradients import outputs_and_gradients
 from tests.mixers.rwkv import copy_all, stirred
+from tests.mixers.short_chunks import TRACED, ShortChunks
 
 
-class TestRWKV7(MixerSuite):
+class TestRWKV7(ShortChunks):
+    reference = chunks
     mixer = RWKV7
-    lengths = (1, 2, 19)  # it computes token by token, not in chunks
     options: ClassVar = {"n_heads": 4}
 
 
@@ -49,10 +51,7 @@ class TestRWKV7ShellTop1Element(MixerSuite):
 class TestRWKV7ShellTop1Chunk(MixerSuite):
     mixer = RWKV7Shell
     compiles = False  # as above
-    options: ClassVar = [
-        {"n_heads": 4, "core": Top1ChunkCore(8)},
-        {"n_heads": 4, "core": Top1ChunkCore(8, "approx"), "temperature": 0.2},
-    ]
+    options: ClassVar = {"n_heads": 4, "core": Top1ChunkCore(8, "approx"), "temperature": 0.2}
     # Rounding changes the selection of a few queries, and the group norm enlarges small outputs.
     bfloat16_tolerance = 0.2
 
@@ -62,10 +61,9 @@ inside: Any = partial  # pyright knows no options that a mixer has from its pare
 
 class TestRWKV7ShellWithMixers(MixerSuite):
     mixer = RWKV7Shell
-    lengths = (1, 2, 13, 70)
+    compile_options: ClassVar = TRACED
     options: ClassVar = [
         {"n_heads": 4, "core": inside(GatedDeltaNet, n_heads=2, head_dim=8)},
-        {"n_heads": 4, "core": inside(Mamba2, head_dim=16, d_state=8)},
         {"n_heads": 4, "core": inside(Attention, n_heads=4, key_conv=3)},
     ]
     bfloat16_tolerance = 0.1  # the group norm enlarges small outputs
