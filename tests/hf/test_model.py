@@ -49,6 +49,17 @@ MIXERS = {
     "GatedConvolution": mixer("GatedConvolution"),
     "hybrid": {**mixer("Mamba2", d_state=8, head_dim=16), "attention": {"class_path": "Attention", **HEADS}},
 }
+LIKE_OTHERS = {
+    "Top1Element",
+    "RWKV5",
+    "RWKV6",
+    "RWKV7Shell",
+    "Mamba1",
+    "DeltaNet",
+    "GatedDeltaNet2",
+    "GatedConvolution",
+}
+"""Mixers whose states are of the same kinds as those of others."""
 OPTIONS = {
     "Attention": {"tie_embeddings": False},
     "window": {"norm": "layernorm", "loops": 2, "canon": {"class_path": "seqarch.mixers.canon.Canon"}},
@@ -67,7 +78,9 @@ def tokenized(folder, prompts=PROMPTS):
     return AutoTokenizer.from_pretrained(folder)(prompts, return_tensors="pt", padding=True)
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_OTHERS)) for name in MIXERS]
+)
 @torch.no_grad()
 def test_every_mixer_gives_its_logits_and_continues_padded_prompts_as_it_does_alone(name, exported):
     lm, _, folder = exported(MIXERS[name], **OPTIONS.get(name, {}))
