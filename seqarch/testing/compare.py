@@ -1,6 +1,7 @@
 """Comparisons with strict bounds that say where tensors differ, and memory that is never zero by chance."""
 
 import contextlib
+import functools
 import math
 import warnings
 from collections.abc import Iterator
@@ -14,28 +15,28 @@ from seqarch.errors import UserError
 AXES = ("row", "position", "channel")
 
 
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Root mean square of the difference over that of `expected`."""
+def relative_error(actual: Tensor, expected: Tensor, least: float = 1e-3) -> float:
+    """Root mean square of the difference over that of `expected`, which counts as `least` where it is less."""
     difference = (actual.double() - expected.double()).square().mean().sqrt()
-    return (difference / expected.double().square().mean().sqrt().clamp_min(1e-3)).item()
+    return (difference / expected.double().square().mean().sqrt().clamp_min(least)).item()
 
 
 def assert_near(
-    name: str, actual: Tensor, expected: Tensor, tolerance: float, axes: tuple[str, ...] | None = AXES
+    name: str,
+    actual: Tensor,
+    expected: Tensor,
+    tolerance: float,
+    axes: tuple[str, ...] | None = AXES,
+    least: float = 1e-3,
 ) -> None:
-    """Assert that `relative_error` is at most `tolerance`."""
-    error = relative_error(actual, expected)
+    """Assert that the shapes are equal and that `relative_error` is at most `tolerance`."""
+    assert actual.shape == expected.shape, f"{name}: shape {tuple(actual.shape)}, not {tuple(expected.shape)}"
+    error = relative_error(actual, expected, least)
     assert error <= tolerance, _difference(name, error, tolerance, actual, expected, axes)
 
 
-def assert_close(
-    name: str, actual: Tensor, expected: Tensor, tolerance: float, axes: tuple[str, ...] | None = AXES
-) -> None:
-    """Assert that the RMS of the difference is at most `tolerance`, times the RMS of `expected` if that exceeds 1."""
-    assert actual.shape == expected.shape, f"{name}: shape {tuple(actual.shape)}, not {tuple(expected.shape)}"
-    difference = (actual.double() - expected.double()).square().mean().sqrt()
-    bound = tolerance * expected.double().square().mean().sqrt().clamp_min(1.0)
-    assert difference <= bound, _difference(name, difference, bound, actual, expected, axes)
+assert_close: Any = functools.partial(assert_near, least=1.0)
+"""Assert that the RMS of the difference is at most a tolerance, times the RMS of what is expected if that exceeds 1."""
 
 
 def assert_all_close(name: str, actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
