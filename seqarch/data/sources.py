@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seqarch.data.files import is_hub, open_source, source_bytes
+from seqarch.data.files import open_source, source_bytes
 from seqarch.data.select import Select, kind_of
 from seqarch.errors import UserError, refused
 from seqarch.runs.files import parse_json
@@ -104,7 +104,9 @@ def _readable(path: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _cut_parquet(path: Path, select: Select) -> Iterator[Found]:
-    with _readable(path), _parquet(path) as table:
+    import pyarrow.parquet as pq
+
+    with _readable(path), open_source(path) as raw, pq.ParquetFile(raw) as table:
         columns = select.columns(table.schema_arrow.names, path)
         _check_text(table.schema_arrow, select, path)
         inside = [
@@ -114,18 +116,6 @@ def _cut_parquet(path: Path, select: Select) -> Iterator[Found]:
         n_bytes = sum(group.column(column).total_uncompressed_size for group in groups for column in inside)
         rows = max(1, table.metadata.num_rows * PIECE_BYTES // max(1, n_bytes))
         yield from _rows(table.iter_batches(rows, columns=columns), table.metadata.num_rows, source_bytes(path))
-
-
-@contextlib.contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
-    import pyarrow.parquet as pq
-
-    if not is_hub(path):
-        with pq.ParquetFile(path) as table:
-            yield table
-        return
-    with open_source(path) as raw, pq.ParquetFile(raw) as table:
-        yield table
 
 
 def _cut_csv(path: Path, select: Select) -> Iterator[Found]:
