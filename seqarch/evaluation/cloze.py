@@ -17,7 +17,6 @@ TASKS = {"swde": "hazyresearch/based-swde-v2", "squad": "hazyresearch/based-squa
 """The data sets on the hub, whose rows have the fields `FIELDS`."""
 FIELDS = ("text", "key", "value")
 MAX_NEW, STOP = 48, ("\n",)
-PROMPTS = ("v0", "v1", "jrt")
 
 
 class Cloze(Task):

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from seqarch.data.codecs import RWKVWorld
 
 CODE = "modeling_seqarch"
 """The module in an exported folder that imports our classes, for `trust_remote_code=True`."""
-PRINTED = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-OTHERS = [byte for byte in range(256) if byte not in PRINTED]
-LETTERS = [chr(byte) if byte in PRINTED else chr(256 + OTHERS.index(byte)) for byte in range(256)]
+LETTERS = bytes_to_unicode()
 """The letter for each byte, as byte-level tokenizers have it since GPT-2: itself if it prints, else from 256 on."""
 
 

@@ -60,9 +60,9 @@ def decayed_products(rows: Tensor, columns: Tensor, log_decay: Tensor) -> Decaye
     return DecayedProducts(products.squeeze(-3), before.squeeze(-3), after.squeeze(-3), total.squeeze(-3))
 
 
-def split_chunks(t: Tensor, size: int, fill: float = 0.0) -> Tensor:
-    """`[B, T, H, D]` to `[B, H, N, size, D]`, with `fill` after the end."""
-    return F.pad(t.transpose(1, 2), (0, 0, 0, -t.shape[1] % size), value=fill).unflatten(2, (-1, size))
+def split_chunks(t: Tensor, size: int) -> Tensor:
+    """`[B, T, H, D]` to `[B, H, N, size, D]`, with zeros after the end."""
+    return F.pad(t.transpose(1, 2), (0, 0, 0, -t.shape[1] % size)).unflatten(2, (-1, size))
 
 
 def join_chunks(t: Tensor, length: int) -> Tensor:
