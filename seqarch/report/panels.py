@@ -22,7 +22,6 @@ from matplotlib.ticker import MaxNLocator
 from seqarch.errors import SeqarchWarning
 from seqarch.report.findings import Findings
 from seqarch.report.runs import Group
-from seqarch.report.styles import shade
 from seqarch.runs.tags import MEAN
 from seqarch.tables import readable
 
@@ -30,7 +29,7 @@ WIDTH = 9.0
 """Inches. A README shows a figure about 850 pixels wide, where 9 points then are 12 pixels."""
 DPI = 200
 DIRECT = 5
-"""The most lines whose names are written at their ends, not counting the reference's line at zero."""
+"""The most lines whose names stand next to a panel, not counting the reference's line at zero."""
 POINTS = 1200
 """The most points of a figure that say something on the page."""
 STYLE: dict[Any, Any] = {
@@ -73,7 +72,7 @@ class Plotted(NamedTuple):
 
 
 class Picture(Figure):
-    """A figure that knows its lines: where to write their names, and what their points say on the page."""
+    """A figure that knows its lines: which names to write, and what their points say on the page."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -274,7 +273,7 @@ def signed(value: float, _: object = None) -> str:
 def name_lines(
     figure: Picture, findings: Findings, *, order: Sequence[Group] = (), note: str = "", right_of: Axes | None = None
 ) -> None:
-    """Names the lines: up to `DIRECT` at their ends in a panel at the right edge, more in a legend.
+    """Names the lines in a legend: up to `DIRECT` in the order of their ends, next to a panel at the right edge.
 
     Args:
         figure: what is drawn, with all limits set.
@@ -294,55 +293,16 @@ def name_lines(
         and {line.group for line in figure.plotted if line.axes is axes} == drawn
     ]
     if right_of is None and len(groups) - bool(note) <= DIRECT and whole:
-        _at_ends(figure, findings, whole[0], names)
-    else:
-        _legend(figure, findings, names, right_of)
+        right_of = whole[0]
+        ends = {name: _end(right_of, [line for line in figure.plotted if line.group == name]) for name in names}
+        names = {name: names[name] for name in sorted(names, key=lambda name: -ends[name])}
+    _legend(figure, findings, names, right_of)
 
 
-def _at_ends(figure: Picture, findings: Findings, axes: Axes, names: dict[str, str]) -> None:
-    """The names at the right of a panel, at the height of their lines' ends but never on each other."""
-    scale = axes.transData + axes.transAxes.inverted()
-    ends: dict[str, list[np.ndarray]] = {}
-    for line in figure.plotted:
-        if line.axes is axes and len(line.x):
-            last = np.argmin(line.x) if axes.xaxis_inverted() else np.argmax(line.x)
-            ends.setdefault(line.group, []).append(scale.transform((line.x[last], line.y[last])))
-    places = {group: np.mean(each, axis=0) for group, each in ends.items()}
-    spec = axes.get_subplotspec()
-    rows = spec.get_gridspec().nrows if spec else 1
-    line_height = 0.17 / (figure.get_figheight() / rows - 0.75)
-    rising = sorted(places, key=lambda each: float(places[each][1]))
-    texts = {group: names[group] if len(names[group]) <= 24 else _folded(names[group]) for group in rising}
-    heights = np.array([line_height * (text.count("\n") + 1) for text in texts.values()])
-    centres = spread(np.array([places[group][1] for group in texts]), heights)
-    for (group, text), centre in zip(texts.items(), centres, strict=True):
-        colour = findings.styles[group].colour
-        axes.annotate(
-            text,
-            tuple(places[group]),
-            (1.05, centre),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            va="center",
-            color=shade(colour, -0.25),
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": shade(colour, 0.6), "lw": 0.7, "relpos": (0, 0.5), "shrinkB": 2},
-        )
-
-
-def _folded(name: str) -> str:
-    """A name in lines, its remarks on one of their own."""
-    name, bracket, remarks = name.partition(" (")
-    return wrap(name, 22) + bracket.replace(" ", "\n") + remarks
-
-
-def spread(wanted: np.ndarray, heights: np.ndarray) -> np.ndarray:
-    """Places in rising order next to those wanted, as far apart as half of the heights, inside -0.1 to 1."""
-    steps = np.concatenate([[0], np.cumsum((heights[1:] + heights[:-1]) / 2)])
-    lowest, highest = heights[0] / 2 - 0.1, 1 - heights[-1] / 2 - steps[-1]
-    free = wanted - steps
-    both = np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]
-    return np.maximum(np.minimum(both / 2, highest), lowest) + steps
+def _end(axes: Axes, lines: Sequence[Plotted]) -> float:
+    """The mean height at which lines end at the right of a panel."""
+    last = np.argmin if axes.xaxis_inverted() else np.argmax
+    return float(np.mean([line.y[last(line.x)] for line in lines if line.axes is axes and len(line.x)]))
 
 
 def _legend(figure: Picture, findings: Findings, names: dict[str, str], right_of: Axes | None) -> None:
@@ -359,7 +319,8 @@ def _legend(figure: Picture, findings: Findings, names: dict[str, str], right_of
         # Rows past the third would take their height from the panels.
         figure.set_figheight(figure.get_figheight() + 0.2 * max(0, -(-len(names) // columns) - 3))
     for text, name in zip(made.get_texts(), names.values(), strict=True):
-        text.set_text(wrap(name, 40) if right_of is not None else name)  # later: it drops names that begin with _
+        width = 40 if len(names) > DIRECT else 24
+        text.set_text(name if right_of is None else wrap(name, width))  # later: it drops names that begin with _
 
 
 def label(group: Group, note: str = "") -> str:

@@ -98,15 +98,6 @@ def kind(group: Group) -> str:
     return " + ".join(sorted(set((group.runs[0].facts.get("mixers") or {}).values())))
 
 
-def shade(colour: str, share: float) -> str:
-    """A colour mixed with a share of white, or of black if the share is negative."""
-    from matplotlib.colors import to_hex, to_rgb  # a comparison without figures needs no matplotlib
-
-    end = 1.0 if share > 0 else 0.0
-    red, green, blue = (part + abs(share) * (end - part) for part in to_rgb(colour))
-    return to_hex((red, green, blue))
-
-
 def _free(digest: int, taken: list[Style]) -> Style:
     """The look that a digest points to, or the next one whose colour and marker are rarest among those taken."""
     colours = Counter(look.colour for look in taken)
