@@ -31,6 +31,7 @@ import numpy as np
 
 from seqarch import Experiment
 from seqarch.data import verified
+from seqarch.data.assemble import CHUNK_TOKENS
 from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
 from seqarch.data.datamodule import TextDataModule
@@ -39,7 +40,6 @@ from seqarch.data.order import DomainOrder
 from seqarch.data.prepare import prepare
 from seqarch.data.shards import BLOCK, BLOCKS, INDEX, MANIFEST, Domain, PackedSequences
 from seqarch.data.verified import sha256_of
-from seqarch.data.writer import CHUNK_TOKENS
 from seqarch.training.callbacks import RunCheckpoint
 
 T = 2048

@@ -1,19 +1,35 @@
-"""Puts tokenised pieces together into the shards of domains."""
+"""Puts tokenised pieces together into the shards of domains, and writes shards and the index of documents."""
 
 import dataclasses
+import hashlib
+import json
+import math
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from seqarch.data.manifest import SPLITS, Manifest, Split, SplitSummary, check_name, differing_inputs
 from seqarch.data.remote import origin, upload
-from seqarch.data.shards import MANIFEST, Domain, Shards, is_domain
+from seqarch.data.shards import (
+    BLOCKS,
+    DOCUMENT,
+    DOCUMENTS,
+    DTYPES,
+    INDEX,
+    MANIFEST,
+    PLAIN_TOKENS,
+    Domain,
+    Shards,
+    block_checksums,
+    is_domain,
+)
 from seqarch.data.tokenizer_files import FOLDER, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer
-from seqarch.data.writer import SplitWriter
+from seqarch.data.verified import remember, sha256_of
 from seqarch.errors import UserError, refused
 from seqarch.runs.files import check_folder, read_arrays, write_text
 from seqarch.safe_yaml import is_word
@@ -122,21 +138,13 @@ def _with_counts(manifest: Manifest, left_out: np.ndarray) -> Manifest:
 
 
 def _check_splits(manifest: Manifest) -> None:
-    found = sum(split.documents for split in manifest.splits.values())
-    which = f" of {manifest.domain}" if manifest.domain_field else ""
-    if not found:
-        names = ", ".join(source.file for source in manifest.sources)
-        empty, other = manifest.empty_documents, manifest.short_documents + manifest.long_documents
-        why = " of the requested length" if other else f": every text ({empty}) is empty" if empty else ""
-        raise UserError(f"no document{which} in {names}{why}")
-    if found == 1 and 0 < manifest.holdout < 1:
-        hint = "a text file is one document, each line of a JSONL file is one"
-        raise UserError(f"one document{which} cannot be split into text to train on and a hold-out: give more ({hint})")
-    fell = f"of the {found} documents{which} fell into the hold-out of {manifest.holdout:g}"
-    if manifest.holdout > 0 and not manifest.splits["holdout"].documents:
-        raise UserError(f"none {fell}: make it larger")
-    if manifest.holdout < 1 and not manifest.splits["train"].documents:
-        raise UserError(f"all {fell}: make it smaller")
+    shares = {"train": 1 - manifest.holdout, "holdout": manifest.holdout}
+    found = {split: manifest.splits[split].documents for split in SPLITS}
+    if empty := [split for split in SPLITS if shares[split] > 0 and not found[split]]:
+        given = f"{manifest.domain} has {found['train']} documents to train on and {found['holdout']} held out"
+        left_out = f"{manifest.empty_documents} empty, {manifest.short_documents + manifest.long_documents} by length"
+        more = "give more text (a text file is one document, as each line of a JSONL file is), or another --holdout"
+        raise UserError(f"no document in {empty[0]}: {given} ({manifest.holdout:g}; left out: {left_out}): {more}")
 
 
 def publish(folder: Path, manifest: Manifest) -> None:
@@ -184,3 +192,85 @@ def finish_adding(folder: Path, work: Path) -> None:
         os.rename(work / "train", folder / "train")
     publish(folder, Manifest.read(work / MANIFEST))
     (work / MANIFEST).unlink()
+
+
+CHUNK_TOKENS = 1 << 25
+"""Tokens in a shard file (64 or 128 MiB), all but the last of a split."""
+
+_INDEX_CONFIG: dict[str, Any] = {
+    **dict.fromkeys(("chunk_size", "compression", "compression_batch_size", "compression_level", "encryption")),
+    "ipc_compression": None,
+    "data_spec": PLAIN_TOKENS,
+    "item_loader": "TokensLoader",
+    "types": "tensor",
+}
+"""What litdata 0.2.76 writes into the index of such shards, without `chunk_bytes` and `data_format`."""
+
+COUNTED = 1 << 20
+"""Tokens that are counted at once: numpy takes four times their memory."""
+
+
+class SplitWriter:
+    """Writes the shards and the document index of one split."""
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self._folder = folder
+        self._index, self._blocks = (folder / DOCUMENTS).open("wb"), (folder / BLOCKS).open("wb")
+        self._pending: list[np.ndarray] = []
+        self._n_pending = 0
+        self._chunks: list[dict[str, Any]] = []
+        self._counts, self._dtype = np.zeros(tokenizer.vocab_size, np.int64), tokenizer.dtype
+        self._digest = hashlib.sha256()
+        self._documents = self._tokens = self._text_bytes = 0
+
+    def add(self, tokens: np.ndarray, rows: np.ndarray, text_bytes: int) -> None:
+        """Append documents: their tokens, and for each `[n, 3]` its file, line and number of tokens.
+
+        The tokens of documents may also follow in later calls without rows.
+        """
+        entries = np.empty(len(rows), DOCUMENT)
+        entries["offset"] = self._tokens + np.cumsum(rows[:, 2]) - rows[:, 2]
+        entries["file"], entries["line"] = rows[:, 0], rows[:, 1]
+        self._index.write(entries.tobytes())
+        for start in range(0, len(tokens), COUNTED):
+            self._counts += np.bincount(tokens[start : start + COUNTED], minlength=len(self._counts))
+        self._digest.update(tokens.astype(self._dtype, copy=False).data)
+        self._documents += len(rows)
+        self._tokens += len(tokens)
+        self._text_bytes += text_bytes
+        self._pending.append(tokens)
+        self._n_pending += len(tokens)
+        while self._n_pending >= CHUNK_TOKENS:
+            self._flush(CHUNK_TOKENS)
+
+    def _flush(self, n_tokens: int) -> None:
+        """Write the first `n_tokens` pending tokens as a file in litdata's format: a header and one item."""
+        pending = np.concatenate(self._pending) if len(self._pending) > 1 else self._pending[0]
+        tokens = pending[:n_tokens].astype(self._dtype)
+        name, n_bytes = f"chunk-0-{len(self._chunks)}.bin", 12 + tokens.nbytes
+        header = np.array([1, 12, n_bytes], "<u4")  # items, where the first begins, where it ends
+        (self._folder / name).write_bytes(header.tobytes() + tokens.tobytes())
+        self._chunks.append({"chunk_bytes": n_bytes, "chunk_size": 1, "dim": n_tokens, "filename": name})
+        self._blocks.write(np.array(block_checksums(tokens), "<u4").tobytes())
+        self._pending = [pending[n_tokens:]]
+        self._n_pending = len(pending) - n_tokens
+
+    def close(self) -> SplitSummary:
+        if self._n_pending:
+            self._flush(self._n_pending)
+        self._index.close()
+        self._blocks.close()
+        if self._chunks:
+            size = self._dtype.itemsize * CHUNK_TOKENS + 64
+            data_format = [name for name, dtype in DTYPES.items() if dtype == self._dtype]
+            config = {**_INDEX_CONFIG, "chunk_bytes": size, "data_format": data_format}
+            index = json.dumps({"chunks": self._chunks, "config": config}, sort_keys=True)
+            (self._folder / INDEX).write_text(index)
+        files = {path.name: sha256_of(path) for path in sorted(self._folder.iterdir())}
+        for name, checksum in files.items():
+            remember([self._folder / name], checksum)
+        used = self._counts[self._counts > 0] / max(1, self._tokens)
+        entropy = -math.fsum(used * np.log(used))
+        return SplitSummary(self._documents, self._tokens, self._text_bytes, entropy, self._digest.hexdigest(), files)

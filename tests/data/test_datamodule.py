@@ -84,7 +84,7 @@ def test_the_order_follows_from_the_seed(shards: Path) -> None:
 @pytest.fixture
 def many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A domain, web, of many shards of 12 sequences."""
-    monkeypatch.setattr("seqarch.data.writer.CHUNK_TOKENS", 12 * (T + 1))
+    monkeypatch.setattr("seqarch.data.assemble.CHUNK_TOKENS", 12 * (T + 1))
     prepare([write_jsonl(tmp_path / "web.jsonl", make_texts(40, 0))], tmp_path / "root", "web", "byte", workers=1)
     return tmp_path / "root"
 

@@ -366,7 +366,7 @@ def test_documents_are_selected_by_their_tokens(
     assert (manifest.min_tokens, manifest.max_tokens) == (96, 105)
     assert Domain(tmp_path / "out" / "web").manifest == manifest
     assert "; left out: 5 of fewer than 96 tokens, 5 of more than 105 tokens" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"no document in texts\.jsonl of the requested length"):
+    with pytest.raises(UserError, match=r"no document in train: .*left out: 0 empty, [1-9]"):
         prepare([jsonl(texts)], tmp_path / "out", "none", "byte", min_tokens=200)
 
 
@@ -374,7 +374,7 @@ def test_shard_files_of_limited_size(jsonl: Write, tmp_path: Path, monkeypatch: 
     texts = make_texts(40, 0)
     file = jsonl(texts)
     whole = prepare([file], tmp_path / "whole", "web", "byte", holdout=0)
-    monkeypatch.setattr("seqarch.data.writer.CHUNK_TOKENS", 1000)
+    monkeypatch.setattr("seqarch.data.assemble.CHUNK_TOKENS", 1000)
     parts = prepare([file], tmp_path / "parts", "web", "byte", holdout=0)
     for split, summary in whole.splits.items():
         assert dataclasses.replace(parts.splits[split], files={}) == dataclasses.replace(summary, files={})

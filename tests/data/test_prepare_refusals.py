@@ -37,8 +37,8 @@ GOOD = line(text="good")
         ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', r"a\.jsonl:2: is not JSON"),
         ("a.jsonl", GOOD + b'{"text": "\xff"}\n', r"a\.jsonl:2: is not JSON"),
         ("a.jsonl", b"", r"a\.jsonl: the file is empty"),
-        ("a.jsonl", b"\n\n", r"no document in a\.jsonl"),
-        ("a.jsonl", line(text=""), r"no document in a\.jsonl: every text \(1\) is empty"),
+        ("a.jsonl", b"\n\n", "no document in train: .* has 0 documents to train on and 0 held out"),
+        ("a.jsonl", line(text=""), "left out: 1 empty, 0 by length"),
         ("a.jsonl.zst", GOOD, r"a\.jsonl\.zst: cannot be read"),
         ("a.jsonl.zst", zstd(GOOD * 99)[:-4], r"a\.jsonl\.zst: cannot be read whole as the kind of file"),
         ("a.jsonl.gz", GOOD, r"a\.jsonl\.gz: cannot be read"),
@@ -119,8 +119,8 @@ def test_the_first_wrong_line_is_named_by_workers_too(jsonl: Write, tmp_path: Pa
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must be at most max_tokens, not 9 with 8"),
         ({"workers": 0}, "workers must be at least 1"),
         ({"files": []}, "no files"),
-        ({"holdout": 1e-9}, "none of the 20 documents fell into the hold-out of 1e-09: make it larger"),
-        ({"holdout": 1 - 1e-9}, "all of the 20 documents fell into the hold-out"),
+        ({"holdout": 1e-9}, "no document in holdout: .* has 20 documents to train on and 0 held out"),
+        ({"holdout": 1 - 1e-9}, "no document in train: .* has 0 documents to train on and 20 held out"),
         ({"text_field": "body"}, r"texts\.jsonl:1: has no field 'body'; its fields are text"),
     ],
 )
@@ -132,7 +132,7 @@ def test_wrong_options(jsonl: Write, tmp_path: Path, options: dict, message: str
 
 def test_one_document_cannot_be_held_out_and_trained_on(tmp_path: Path) -> None:
     (tmp_path / "all.txt").write_text("one long text")
-    with pytest.raises(UserError, match=r"one document cannot be split .*: give more \(a text file is one document"):
+    with pytest.raises(UserError, match=r"and [01] held out .*: give more text \(a text file is one document"):
         prepare([tmp_path / "all.txt"], tmp_path / "out", "web", "byte")
 
 

@@ -94,7 +94,7 @@ def storage(moto: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(remote, "_clients", {})
-    monkeypatch.setattr("seqarch.data.writer.CHUNK_TOKENS", PER_SHARD * (T + 1))
+    monkeypatch.setattr("seqarch.data.assemble.CHUNK_TOKENS", PER_SHARD * (T + 1))
     monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "preparing"))
     monkeypatch.setattr(verified, "memory_folder", lambda: verified.cache_folder() / "verified")
     remote._client().create_bucket(Bucket="bucket")

@@ -22,7 +22,7 @@ def scale(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "CHUNK_TOKENS", SHARD)
-    monkeypatch.setattr("seqarch.data.writer.CHUNK_TOKENS", SHARD)
+    monkeypatch.setattr("seqarch.data.assemble.CHUNK_TOKENS", SHARD)
     monkeypatch.setattr(shutil, "copyfile", os.link)
     return module
 

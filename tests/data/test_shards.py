@@ -161,7 +161,7 @@ def test_litdata_reads_the_same(shards: Path, litdata) -> None:
 def test_litdata_writes_the_same(shards: Path, tmp_path: Path, monkeypatch, litdata) -> None:
     from litdata.streaming.writer import BinaryWriter
 
-    monkeypatch.setattr("seqarch.data.writer.CHUNK_TOKENS", 1000)
+    monkeypatch.setattr("seqarch.data.assemble.CHUNK_TOKENS", 1000)
     prepare([shards.parent / "web.jsonl"], tmp_path / "ours", "web", "byte", holdout=0.2, workers=1)
     sequence = open_domain(tmp_path / "ours", "web").sequences("train", 1)
     tokens = torch.cat(list(sequence)).to(torch.uint16)

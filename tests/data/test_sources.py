@@ -199,9 +199,9 @@ def test_a_part_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(UserError, match=r"2-of-3 is damaged: remove it, and prepare this part again$"):
             join(tmp_path / "web")
     Preparation(out=tmp_path, part="1/4", **inputs).run()
-    with pytest.raises(UserError, match=r"web holds parts of 3 and of 4: remove those of an earlier try"):
+    with pytest.raises(UserError, match=r"web holds parts of 3 and of 4: keep those of one"):
         join(folder)
-    with pytest.raises(UserError, match=r"holds no parts: prepare them with `seqarch data prepare \.\.\. --part I/N`"):
+    with pytest.raises(UserError, match=r"holds parts of nothing: keep those of one"):
         join(tmp_path)
 
 

@@ -251,7 +251,7 @@ def test_more_than_65536_entries_take_32_bits(tmp_path: Path, jsonl: Callable[..
     ids = [rng.integers(0, 131_072, 50) for _ in range(40)]
     texts = [" ".join(f"w{i}" for i in each) for each in ids]
     place = wide(tmp_path / "wide.json")
-    with mock.patch.multiple("seqarch.data.writer", CHUNK_TOKENS=500):
+    with mock.patch.multiple("seqarch.data.assemble", CHUNK_TOKENS=500):
         prepare([jsonl(texts)], tmp_path, "web", str(place), eos_token="<unk>", holdout=0.1)
     domain = Domain(tmp_path / "web")
     sequences = domain.sequences("train", 51)

@@ -28,7 +28,7 @@ EDGES = [50, 201]
 @pytest.fixture
 def domains(tmp_path, monkeypatch):
     """A folder with the domain `books`, whose shards are shorter than its documents."""
-    monkeypatch.setattr("seqarch.data.writer.CHUNK_TOKENS", 128)
+    monkeypatch.setattr("seqarch.data.assemble.CHUNK_TOKENS", 128)
     source = tmp_path / "books.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     prepare([source], tmp_path / "shards", "books", "byte", holdout=1)
