@@ -14,14 +14,12 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import seqarch
 from seqarch.data.verified import cache_folder
 from seqarch.errors import UserError
-from seqarch.runs import files
 from seqarch.runs.curves import last_step
 from seqarch.runs.files import read_json, write_json
 from seqarch.runs.keys import without
@@ -193,11 +191,6 @@ def difference(before: str, now: str) -> str:
     if code and recipe != now.partition("-")[0]:
         return "it was made with another recipe or data"
     return "the code of seqarch or of the model has changed since it was made"
-
-
-def locked(lock: Path, does: str) -> AbstractContextManager[None]:
-    """Hold a lock file. If another exam holds it, the refusal says what that exam does."""
-    return files.locked(lock, f"another exam {does}: wait for it, or choose another --out")
 
 
 def has_begun(run: Path) -> bool:

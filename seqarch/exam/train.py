@@ -20,12 +20,12 @@ from functools import partial
 import yaml
 
 from seqarch.errors import UserError, say
-from seqarch.exam.plan import Entrant, Exam, Rung, Runs, has_begun, locked, minutes_used, remember, reuse, rung_of
+from seqarch.exam.plan import Entrant, Exam, Rung, Runs, has_begun, minutes_used, remember, reuse, rung_of
 from seqarch.exam.pool import Pool, Worker
 from seqarch.exam.progress import Progress, shown
 from seqarch.plugins import allow_flags
 from seqarch.report.runs import load_run
-from seqarch.runs.files import check_folder, write_text
+from seqarch.runs.files import check_folder, locked, write_text
 from seqarch.runs.layout import CHECKPOINTS, branches
 from seqarch.runs.record import has_diverged, is_finished, read_note, status, write_note
 
@@ -54,7 +54,8 @@ def train(exam: Exam, pool: Pool) -> tuple[Exam, dict[str, str]]:
     check_folder(exam.folder, exam.folder.parent)
     exam.folder.mkdir(parents=True, exist_ok=True)
     failed: dict[str, str] = {}
-    with locked(exam.folder / ".lock", f"writes into {exam.folder}"):
+    refusal = f"another exam writes into {exam.folder}: wait for it, or choose another --out"
+    with locked(exam.folder / ".lock", refusal):
         exam.check_folders(FACTORS if exam.ladder else ())
         _try_out(exam, pool)
         if exam.ladder:

@@ -17,10 +17,10 @@ import torch
 
 from seqarch.errors import UserError, say
 from seqarch.exam.derive import mixer_options, titled
-from seqarch.exam.plan import code_digest, difference, fingerprint, locked
+from seqarch.exam.plan import code_digest, difference, fingerprint
 from seqarch.experiment.tree import read_text
 from seqarch.mixers.registry import load_mixer
-from seqarch.runs.files import check_folder, read_json, write_json
+from seqarch.runs.files import check_folder, locked, read_json, write_json
 from seqarch.tables import markdown, readable
 from seqarch.versions import version
 from seqarch_recall.figure import draw, published_accuracy
@@ -87,7 +87,7 @@ def run_recall(
     for settings, points in zip(found, plan, strict=True):
         say(f"{settings.task}, {size}, {settings.epochs} epochs on {device.type}")
         for point in points:
-            with locked(point.path.with_suffix(".lock"), f"makes {point.path}"):
+            with locked(point.path.with_suffix(".lock"), f"another run makes {point.path}: wait for it"):
                 _make(point, device)
         say("\n".join(table(collect(points[0].folder))))
 
