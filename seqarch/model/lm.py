@@ -335,19 +335,14 @@ def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, 
     """The name of each layer's mixer: `pattern` repeated to `n_layers`."""
     if n_layers * loops > MOST_LAYERS:
         raise UserError(f"n_layers times loops must be at most {MOST_LAYERS:,}, not {n_layers * loops:,}")
-    if NO_MIXER in mixers:
-        raise UserError(f"'{NO_MIXER}' in a pattern is a block without a mixer: give the mixer another name")
-    if not mixers:
-        raise UserError("mixers is empty: name at least one mixer")
-    if "" in mixers:
-        raise UserError("the name of a mixer is empty: give the mixer a name that the pattern can use")
-    if pattern is None and len(mixers) > 1:
+    if strange := {"", NO_MIXER} & {*mixers}:  # in a pattern, a block without a mixer
+        raise UserError(f"a mixer cannot be called '{min(strange)}': give it another name")
+    if pattern is None and len(mixers) != 1:
         raise UserError(f"give a pattern: there are {len(mixers)} mixers ({', '.join(mixers)})")
     names = _known_names(several(pattern) if pattern is not None else list(mixers), mixers, "pattern")
     if not names or n_layers % len(names):
         raise UserError(f"the pattern has {len(names)} layers, which does not divide n_layers = {n_layers}")
-    unused = sorted(set(mixers) - set(names))
-    if unused:
+    if unused := sorted({*mixers} - {*names}):
         raise UserError(f"mixers has {', '.join(unused)}, which the pattern does not use")
     return names * (n_layers // len(names))
 

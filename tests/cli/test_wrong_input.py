@@ -164,7 +164,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"seed_everything": 99999999999999}, "seed_everything must lie in 0..4294967295, not 99999999999999"),
         ({"seed_everything": "false"}, "seed_everything is false: expected a whole number"),
         ({"data.seed": -5}, "data.seed must lie in 0..4294967295, not -5"),
-        ({"model.mixers": '{"": {class_path: Attention, init_args: {n_heads: 4}}}'}, "the name of a mixer is empty"),
+        ({"model.mixers": '{"": {class_path: Attention, init_args: {n_heads: 4}}}'}, "a mixer cannot be called ''"),
         ({"data.root": "embeded"}, "there is no folder 'embeded': did you mean embedded, the built-in corpus?"),
     ],
 )

@@ -253,14 +253,14 @@ def test_greedy_generation_is_the_argmax_of_the_whole_sequence(lm):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mixers": {}}, "mixers is empty"),
+        ({"mixers": {}}, "give a pattern: there are 0 mixers"),
         ({"mixers": {"a": attention, "b": select}}, "give a pattern"),
         ({"pattern": ["atention"]}, "did you mean attention?"),
         ({"n_layers": 3, "pattern": ["attention", "attention"]}, "does not divide n_layers = 3"),
         ({"mixers": {"a": attention, "b": select}, "pattern": ["a"]}, "has b, which the pattern does not use"),
         ({"no_feed_forward": ["x"]}, "no_feed_forward 'x'"),
         ({"pattern": ["attention", "none"], "feed_forward": None}, "needs a mixer or a feed-forward"),
-        ({"mixers": {"none": attention}}, "give the mixer another name"),
+        ({"mixers": {"none": attention}}, "give it another name"),
         ({"n_layers": 0}, "n_layers must be at least 1"),
     ],
 )
