@@ -100,6 +100,38 @@ def scales() -> Table:
     return table
 
 
+def sharp() -> Table:
+    """Exact selection at scale sqrt(D) with keys by addresses and by tensor descriptors, in one run."""
+    rows, table = Rows(read(), "sharp"), [["ms, scale `sqrt(D)`", "by addresses", "by descriptors"]]
+    for label, name, shape in (
+        ("selection, 12 heads of 64", "exact select", ("1", *SMALL)),
+        ("selection, 16 heads of 128", "exact select", ("1", *LARGE)),
+        ("forward and backward, 12 heads of 64", "exact fwd+bwd", ("1", *SMALL)),
+        ("forward and backward, 16 heads of 128", "exact fwd+bwd", ("1", *LARGE)),
+        ("selection in a pass over 16 prompts", "3936 last queries, exact select", ("16", "47232", "12", "64")),
+    ):
+        times = (rows.of(f"{name}, keys by {way}", shape) for way in ("addresses", "descriptors"))
+        table.append([label, *map(digits, times)])
+    return table
+
+
+def pieces() -> Table:
+    """Softmax attention of the last queries of a sequence, forward, as in passes over prompts."""
+    rows = Rows(read(), "pieces")
+    ways = ("FlashAttention-2", "cuDNN in two parts", "FlashAttention-4")
+    table = [["ms, forward", *ways]]
+    for queries, shape in (
+        ("3936", ("16", "7872", "12", "64")),
+        ("3936", ("16", "51168", "12", "64")),
+        ("976", ("64", "25376", "12", "64")),
+        ("496", ("16", "5456", "12", "64")),
+        ("4096", ("8", "28672", "16", "128")),
+    ):
+        label = f"{shape[0]} x {int(queries):,} queries, {int(shape[1]):,} keys, {shape[2]} heads of {shape[3]}"
+        table.append([label, *(digits(rows.of(f"{queries} last queries: {way}", shape)) for way in ways)])
+    return table
+
+
 def loss() -> Table:
     """Linear cross-entropy of 65,536 tokens."""
     rows, shape = Rows(read(), "loss"), ("65536", "", "768")
