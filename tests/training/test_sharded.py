@@ -9,8 +9,11 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load as read_together
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from seqarch import cli, load
 from seqarch.errors import UserError
@@ -116,6 +119,23 @@ def test_other_processes_resume(run, stopped, shards, tmp_path, count, options):
     train(args_of(shards, stopped, **options), tmp_path / "logs", count)
     found, expected = (dict(content(checkpoints(each)[-1])["state_dict"]) for each in (stopped, run))
     assert_same(found, expected, bound=1e-5)
+
+
+@pytest.mark.parametrize(("rank", "count"), [(1, 3), (4, 5)])
+def test_a_process_reads_its_rows_from_the_files_of_two(run, rank, count):
+    folder = Folder(checkpoints(run)[-1])
+    whole = {name: folder.read(name) for name in folder.tensors if folder.shape(name)}
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=count)
+    try:
+        mesh = init_device_mesh("cpu", (count,))
+        zeros = (torch.zeros_like(each) for each in whole.values())
+        parts = [distribute_tensor(each, mesh, [Shard(0)], src_data_rank=None) for each in zeros]
+        read_together(dict(zip(whole, parts, strict=True)), storage_reader=storage.Reader(folder), no_dist=True)
+    finally:
+        dist.destroy_process_group()
+    for (name, each), part in zip(whole.items(), parts, strict=True):
+        rows = (*each.chunk(count), *[each[:0]] * count)[rank]
+        torch.testing.assert_close(part.to_local(), rows, rtol=0, atol=0, msg=name)
 
 
 def test_merged_it_is_a_file_like_any_other(run, tmp_path, capsys):
