@@ -9,7 +9,9 @@ The gradients are summed as FSDP2 sums them, without FSDP2. `time` times the ste
 """
 
 import argparse
+import datetime
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,8 @@ RATE = 1e-3
 DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else "cpu"
 MOST = 8192
 """Tokens of the sequences that are compared; an eighth of them in float64, without kernels."""
+PATIENCE = datetime.timedelta(minutes=3)
+"""How long a process waits for the others, which may compile, before it ends with the name of the exchange."""
 MEAN_DOCUMENT = 500
 """Tokens."""
 
@@ -53,7 +57,7 @@ def begin() -> tuple[int, int]:
         return 0, 1
     if isinstance(DEVICE, torch.device):
         torch.cuda.set_device(DEVICE)
-    dist.init_process_group("nccl" if isinstance(DEVICE, torch.device) else "gloo")
+    dist.init_process_group("nccl" if isinstance(DEVICE, torch.device) else "gloo", timeout=PATIENCE)
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -97,6 +101,7 @@ def train(module: LanguageModel, batch: Mapping[str, Tensor], steps: int, half: 
 
 def compare(case: str, world: int, context: int, length: int, half: bool, documents: bool, overrides: Any) -> Row:
     """How far steps of all processes together are from those of one process."""
+    begun = time.perf_counter()
     module = build(CASES[case], overrides)
     vocab_size = module.built().vocab_size
     generator = torch.Generator(DEVICE).manual_seed(1)
@@ -121,6 +126,7 @@ def compare(case: str, world: int, context: int, length: int, half: bool, docume
         **{"case": case, "gpus": world, "context": context, "length": length, "documents": documents},
         **{"precision": "bf16-mixed" if half else "64-true", "loss_differs": loss, "norm_differs": norm},
         **{"loss_alone": alone[-1, 0].item(), "loss_shared": shared[-1, 0].item()},
+        "seconds": time.perf_counter() - begun,
     }
 
 

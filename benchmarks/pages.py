@@ -15,14 +15,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.tables import choice, cluster, kernels, mixers, options, predictions, recall, results, scale, speed
+from benchmarks.tables import (
+    choice,
+    cluster,
+    context,
+    kernels,
+    mixers,
+    options,
+    predictions,
+    recall,
+    results,
+    scale,
+    speed,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LEADING = re.compile(r"^ *<!-- value: .*", re.MULTILINE)
 """A comment that begins a line ends a paragraph or a list there, on the site and on GitHub."""
 MADE = re.compile(r"(<!-- (?:table|value): (.+?) -->)(\n\n|).*?(\n\n|)(<!-- end -->)", re.DOTALL)
-MODULES = (results, predictions, recall, speed, kernels, mixers, scale, choice, options, cluster)
+MODULES = (results, predictions, recall, speed, kernels, mixers, scale, choice, options, cluster, context)
 
 
 def updated(text: str) -> str:
