@@ -68,10 +68,13 @@ docs: $(DOCS)
 
 # The CSV files and figures of docs/results from the records of runs, then the numbers and tables of all pages.
 results: $(READY)
-	rm -rf build/records
+	rm -rf build/records build/medium
 	$(BIN)/python benchmarks/exam_records.py unpack benchmarks/exam_x3 build/records
 	$(BIN)/python benchmarks/exam_records.py merge plugins/seqarch-zoo/benchmarks/exam_small build/records
 	$(BIN)/python benchmarks/budget_tables.py build/records docs/results/fourteen --reference transformer_pp --tokens 340131840
+	$(BIN)/python benchmarks/exam_records.py unpack benchmarks/exam_medium build/medium
+	$(BIN)/python benchmarks/budget_tables.py build/medium docs/results/medium --reference transformer_pp
+	$(BIN)/python -m benchmarks.tables.sizes
 	$(BIN)/python -m benchmarks.tables.choice
 	$(BIN)/python -m benchmarks.tables.options
 	$(BIN)/python -m benchmarks.pages

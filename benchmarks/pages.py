@@ -26,6 +26,7 @@ from benchmarks.tables import (
     recall,
     results,
     scale,
+    sizes,
     speed,
 )
 
@@ -34,7 +35,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LEADING = re.compile(r"^ *<!-- value: .*", re.MULTILINE)
 """A comment that begins a line ends a paragraph or a list there, on the site and on GitHub."""
 MADE = re.compile(r"(<!-- (?:table|value): (.+?) -->)(\n\n|).*?(\n\n|)(<!-- end -->)", re.DOTALL)
-MODULES = (results, predictions, recall, speed, kernels, mixers, scale, choice, options, cluster, context)
+MODULES = (results, predictions, recall, speed, kernels, mixers, scale, sizes, choice, options, cluster, context)
 
 
 def updated(text: str) -> str:

@@ -67,6 +67,11 @@ def gap(model: str, tokens: str = "340M", *domain: str) -> str:
     return cell(next(rows[key] for key in rows if (key[0], readable(key[1]), key[2]) == (model, tokens, where)))
 
 
+def highest(model: str) -> str:
+    """The upper end of the interval of a gap at 340M tokens."""
+    return f"{float(gaps('fourteen')[model, SMALL, 'mean, raw']['high']):+.3f}"
+
+
 def value_of(model: str) -> str:
     """The gap of a model at 340M tokens without its interval, for comparisons of single runs."""
     return f"{raw(model):+.3f}"

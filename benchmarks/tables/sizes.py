@@ -20,24 +20,26 @@ from seqarch.report.styles import styles
 from seqarch.scale.decisions import Rungs, accuracies
 from seqarch.scale.registered import register, scored
 from seqarch.scale.summary import decision_rows
-from seqarch.tables import read_csv
+from seqarch.tables import read_csv, readable
 
 ORDER = Path(__file__).parents[1] / "order_110m.csv"
-MEDIUM = 131072000
-"""Tokens of the runs with 110M parameters."""
+SHARED, PREDICTED = 65536000, 131072000
+"""Tokens of the finished models with 110M parameters: those that five have, and those that the predictions are for."""
 AT_SMALL = {
     **{name: name for name in (REFERENCE, "transformer", "top1_chunk", "mamba2", "rwkv7", "delta_net", "based")},
     "window_256": "window_128",
 }
 """The models of `medium`, each with its name at `small`. There a window of 128 has the same share of the sequence."""
+BELOW = ("transformer", "rwkv7", "delta_net")
+"""Models whose names stand below their bars in the figure."""
 LOSSES = {"gap": "gap", "in_domain": "in-domain loss"}
 Table = list[list[str]]
 
 
-def rungs(loss: str) -> Rungs:
+def rungs(loss: str, tokens_of_110m: int = SHARED) -> Rungs:
     """The gaps or the in-domain losses of the models at both sizes, by seed; the gap of the reference is zero."""
     found: Rungs = {}
-    for size, folder, tokens in (("42M", "fourteen", SMALL), ("110M", "medium", MEDIUM)):
+    for size, folder, tokens in (("42M", "fourteen", SMALL), ("110M", "medium", tokens_of_110m)):
         path = RESULTS / folder / ("pairs.csv" if loss == "gap" else "losses.csv")
         rows = read_csv(path) if path.is_file() else []
         models = {small if size == "42M" else model: model for model, small in AT_SMALL.items()}
@@ -58,15 +60,14 @@ def expected() -> dict[str, tuple[float, float]]:
 
 def gaps_of_110m() -> Table:
     """The gaps at both sizes, the best at 42M first, and whether the predicted intervals hold."""
-    small, medium = rungs("gap").values()
-    table = [["model", "gap at 42M", "predicted at 110M", "gap at 110M", "holds"]]
-    for model in sorted(medium.keys() - {REFERENCE}, key=lambda model: np.mean(small[model])):
-        low, high = expected()[model]
-        (gap,) = medium[model]
-        holds = "yes" if low <= gap <= high else "no"
-        table.append(
-            [f"`{model}`", f"{np.mean(small[model]):+.3f}", f"{low:+.2f} to {high:+.2f}", f"{gap:+.3f}", holds]
-        )
+    small, shared = rungs("gap").values()
+    later = rungs("gap", PREDICTED)["110M"]
+    table = [["model", "42M, 340M tokens", "110M, 65.5M tokens", "predicted", "110M, 131M tokens", "holds"]]
+    for model, (low, high) in sorted(expected().items(), key=lambda each: np.mean(small[each[0]])):
+        gaps = [f"{each[model][0]:+.3f}" if model in each else "not run" for each in (shared, later)]
+        holds = ("yes" if low <= later[model][0] <= high else "no") if model in later else "-"
+        interval = f"{low:+.2f} to {high:+.2f}"
+        table.append([f"`{model}`", f"{np.mean(small[model]):+.3f}", gaps[0], interval, gaps[1], holds])
     return table
 
 
@@ -82,25 +83,47 @@ def decisions_of_110m() -> Table:
     return table
 
 
+def gap_at_110m(model: str, tokens: str) -> str:
+    """The gap of a model with 110M parameters."""
+    return _of_110m("pairs", model, tokens, "gap", "+")
+
+
+def copying_at_110m(tokens: str) -> str:
+    """What the reference of 110M parameters saves by copying, nats per token."""
+    return _of_110m("losses", REFERENCE, tokens, "copying", "")
+
+
+def _of_110m(table: str, model: str, tokens: str, column: str, sign: str) -> str:
+    rows = read_csv(RESULTS / f"medium/{table}.csv")
+    (found,) = (row[column] for row in rows if (row["model"], readable(int(row["tokens"]))) == (model, tokens))
+    return f"{float(found):{sign}.3f}"
+
+
 def figure() -> Picture:
-    """The gap at 110M over the gap at 42M, with the predicted interval; hollow if it does not hold."""
-    small, medium = rungs("gap").values()
-    looks = styles({model: model for model in medium})
+    """The gaps at 110M over the gap at 42M: hollow after 65.5M tokens, filled after 131M, for which the bars are."""
+    small, shared = rungs("gap").values()
+    later = rungs("gap", PREDICTED)["110M"]
+    looks = styles({model: model for model in small})
     with own_style():
         picture = Picture(figsize=(5.4, 4.2), layout="constrained")
         axes = picture.subplots()
-        ends = [min(np.mean(each) for each in small.values()), max(np.mean(each) for each in small.values())]
+        means = {model: float(np.mean(gaps)) for model, gaps in small.items()}
+        ends = [min(means.values()), max(means.values())]
         axes.plot(ends, ends, **IDENTITY)
-        for model, (gap,) in medium.items():
-            at, color = np.mean(small[model]), looks[model].colour
-            low, high = expected().get(model, (gap, gap))
+        for model, at in means.items():
+            color = looks[model].colour
+            low, high = expected().get(model, (0.0, 0.0))
             axes.plot([at, at], [low, high], color=color, linewidth=5, alpha=0.3, solid_capstyle="butt")
-            axes.plot(small[model], [gap] * len(small[model]), "|", color=color, markersize=7)
-            face = color if low <= gap <= high else "white"
-            axes.plot(at, gap, "o", color=color, markerfacecolor=face, markersize=6, markeredgewidth=1.5)
-            axes.annotate(model, (at, gap), xytext=(6, 4), textcoords="offset points", fontsize=8)
+            for gaps, face in ((shared, "white"), (later, color)):
+                if model in gaps:
+                    axes.plot(at, gaps[model][0], "o", color=color, markerfacecolor=face, markeredgewidth=1.5)
+            if model != REFERENCE:  # which is the point at zero
+                at_end, down = (low, -12) if model in BELOW else (high, 4)
+                place = {"xytext": (0, down), "textcoords": "offset points", "ha": "center"}
+                axes.annotate(model, (at, at_end), fontsize=8, **place)
         axes.set_xlabel("gap at 42M parameters, 340M tokens (nats per token)")
-        axes.set_ylabel("gap at 110M parameters, 131M tokens")
+        axes.set_ylabel("gap at 110M parameters")
+        axes.margins(x=0.12, y=0.1)
     return picture
 
 

@@ -88,13 +88,12 @@ class FinishedModels:
         }
 
     def until(self, tokens: int) -> "FinishedModels":
-        """The same models without those of larger budgets and without parts."""
-
-        def kept(models: Seeds) -> Seeds:
-            return {seed: each.at(each.tokens <= tokens) for seed, each in models.items()}
-
-        candidates = {name: kept(each) for name, each in self.candidates.items()}
-        return replace(self, candidates=candidates, reference=kept(self.reference), parts={})
+        """The same candidates without their models of larger budgets, and without parts."""
+        candidates = {
+            name: {seed: each.at(each.tokens <= tokens) for seed, each in seeds.items()}
+            for name, seeds in self.candidates.items()
+        }
+        return replace(self, candidates=candidates, parts={})
 
     @cached_property
     def ends(self) -> np.ndarray:

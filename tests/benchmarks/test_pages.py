@@ -9,7 +9,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from benchmarks import pages
-from benchmarks.tables import options, recall, results, speed
+from benchmarks.tables import options, recall, results, sizes, speed
+from seqarch.scale.registered import scored
 from seqarch.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
@@ -65,13 +66,28 @@ def test_approximate_and_element_selection_are_behind_exact() -> None:
 
 def test_intervals_of_models_that_are_called_behind_do_not_hold_zero_and_the_others_do() -> None:
     for behind, models in (
-        (True, ("delta_net", "mamba2", "top1_element")),
-        (False, ("transformer", "top1_chunk", "rwkv7", "gated_delta_net")),
+        (True, ("delta_net", "gated_delta_net", "mamba2", "top1_element")),
+        (False, ("transformer", "top1_chunk", "rwkv7")),
     ):
         for model in models:
             gap, half = (float(part) for part in results.gap(model).split(" ± "))
             assert (gap > half) == behind
-    assert [model for model, word in results.verdicts().items() if word == "worse"] == ["delta_net"]
+    settled = {model: word for model, word in results.verdicts().items() if word != "not settled"}
+    worse = dict.fromkeys(("delta_net", "gated_delta_net", "top1_element"), "worse")
+    assert settled == {**worse, "top1_chunk": "no difference"}
+
+
+def test_what_110m_parameters_show() -> None:
+    tested = {
+        loss: [each for each in scored(sizes.ORDER, loss, sizes.rungs(loss)) if each.later] for loss in sizes.LOSSES
+    }
+    wrong = {loss: [each for each in pairs if not each.holds] for loss, pairs in tested.items()}
+    assert len(wrong["in_domain"]) == 1
+    assert [{"rwkv7", "transformer_pp"}] == [
+        {each.better, each.worse} for each in wrong["gap"] if "delta_net" not in (each.better, each.worse)
+    ]
+    assert float(sizes.gap_at_110m("delta_net", "65.5M")) < 0 < float(sizes.gap_at_110m("delta_net", "131M"))
+    assert float(sizes.copying_at_110m("65.5M")) < float(sizes.copying_at_110m("131M")) / 1.5
 
 
 def test_gaps_keep_their_sign_and_mamba2_falls() -> None:

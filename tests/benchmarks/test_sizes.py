@@ -15,11 +15,11 @@ GAPS["110M"] = {"mamba2": (0.25,), "window_256": (0.2,), "delta_net": (-0.1,)}
 @pytest.fixture(autouse=True)
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gaps of three models at both sizes, and their in-domain losses, which keep their order."""
-    for folder, size, tokens in (("fourteen", "42M", sizes.SMALL), ("medium", "110M", sizes.MEDIUM)):
+    for folder, size, tokens in (("fourteen", "42M", sizes.SMALL), ("medium", "110M", sizes.SHARED)):
         (tmp_path / folder).mkdir()
         rows = [(name, seed, tokens, gap) for name, gaps in GAPS[size].items() for seed, gap in enumerate(gaps)]
-        earlier = [(name, seed, tokens // 2, 9.0) for name, seed, _, _ in rows]
-        write_csv(tmp_path / folder / "pairs.csv", ("model", "seed", "tokens", "gap"), rows + earlier)
+        other = [(name, seed, 2 * tokens, 0.15) for name, seed, _, _ in rows if name != "window_256"]
+        write_csv(tmp_path / folder / "pairs.csv", ("model", "seed", "tokens", "gap"), rows + other)
         losses = [(name, 0, tokens, 3 + k / 10) for k, name in enumerate(("transformer_pp", *GAPS[size]))]
         write_csv(tmp_path / folder / "losses.csv", ("model", "seed", "tokens", "in_domain"), losses)
     for module in (sizes, predictions):
@@ -33,11 +33,11 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gaps_of_both_sizes_are_matched_and_scored(tmp_path: Path) -> None:
-    rows = [[row[k] for k in (0, 1, 3, 4)] for row in sizes.gaps_of_110m()[1:]]
+    rows = [[row[k] for k in (0, 1, 2, 4, 5)] for row in sizes.gaps_of_110m()[1:]]
     assert rows == [
-        ["`delta_net`", "+0.100", "-0.100", "no"],
-        ["`mamba2`", "+0.200", "+0.250", "yes"],
-        ["`window_256`", "+0.300", "+0.200", "yes"],
+        ["`delta_net`", "+0.100", "-0.100", "+0.150", "yes"],
+        ["`mamba2`", "+0.200", "+0.250", "+0.150", "no"],
+        ["`window_256`", "+0.300", "+0.200", "not run", "-"],
     ]
     sizes.write(sizes.figure(), tmp_path / "medium/sizes")
     assert (tmp_path / "medium/sizes.png").is_file()
@@ -51,6 +51,6 @@ def test_the_order_of_the_smaller_size_is_scored_by_pairs() -> None:
 
 
 def test_a_gap_at_110m_is_scored_at_its_own_size() -> None:
-    row = {"quantity": "gap_110m", "model": "mamba2", "seed": "0", "tokens": str(sizes.MEDIUM), "minus": ""}
+    row = {"quantity": "gap_110m", "model": "mamba2", "seed": "0", "tokens": str(sizes.SHARED), "minus": ""}
     assert predictions.measured(row) == 0.25
     assert predictions.measured({**row, "quantity": "gap"}) is None
