@@ -1,7 +1,7 @@
 """Do the gaps of `small` (42M parameters) predict those of `medium` (110M)? For docs/results.
 
     python -m benchmarks.tables.sizes --register    # before the runs: `benchmarks/order_110m.csv`
-    python -m benchmarks.tables.sizes               # after them: docs/results/medium/sizes, as PNG and SVG
+    python -m benchmarks.tables.sizes               # after them: docs/results/medium/sizes, as PNG, SVG and CSV
 
 The order is predicted and scored by `seqarch.scale`. `benchmarks/predictions.csv` has an interval for each gap.
 """
@@ -20,7 +20,7 @@ from seqarch.report.styles import styles
 from seqarch.scale.decisions import Rungs, accuracies
 from seqarch.scale.registered import register, scored
 from seqarch.scale.summary import decision_rows
-from seqarch.tables import read_csv, readable
+from seqarch.tables import read_csv, readable, write_csv
 
 ORDER = Path(__file__).parents[1] / "order_110m.csv"
 SHARED, PREDICTED = 65536000, 131072000
@@ -33,22 +33,31 @@ AT_SMALL = {
 BELOW = ("transformer", "rwkv7", "delta_net")
 """Models whose names stand below their bars in the figure."""
 LOSSES = {"gap": "gap", "in_domain": "in-domain loss"}
+COLUMNS = ("model", "rung", "parameters", "tokens", "seed", "gap", "in_domain")
 Table = list[list[str]]
 
 
-def rungs(loss: str, tokens_of_110m: int = SHARED) -> Rungs:
-    """The gaps or the in-domain losses of the models at both sizes, by seed; the gap of the reference is zero."""
-    found: Rungs = {}
+def points(tokens_of_110m: int = SHARED) -> list[tuple[str, str, str, int, str, float, float]]:
+    """The finished models of both sizes that have a gap, with `COLUMNS`. The gap of the reference is zero."""
+    found = []
     for size, folder, tokens in (("42M", "fourteen", SMALL), ("110M", "medium", tokens_of_110m)):
-        path = RESULTS / folder / ("pairs.csv" if loss == "gap" else "losses.csv")
-        rows = read_csv(path) if path.is_file() else []
-        models = {small if size == "42M" else model: model for model, small in AT_SMALL.items()}
-        losses: dict[str, list[float]] = {REFERENCE: [0.0]} if loss == "gap" and rows else {}
-        for row in rows:
-            if row["model"] in models and int(row["tokens"]) == tokens:
-                losses.setdefault(models[row["model"]], []).append(float(row[loss]))
-        if losses:
-            found[size] = losses
+        names = {small if size == "42M" else model: model for model, small in AT_SMALL.items()}
+        parameters = {row["model"]: row["parameters"] for row in read_csv(RESULTS / folder / "states.csv")}
+        pairs = read_csv(RESULTS / folder / "pairs.csv")
+        gaps = {(row["model"], row["seed"]): float(row["gap"]) for row in pairs if int(row["tokens"]) == tokens}
+        for row in read_csv(RESULTS / folder / "losses.csv"):
+            model, seed = row["model"], row["seed"]
+            gap = 0.0 if model == REFERENCE else gaps.get((model, seed))
+            if model in names and int(row["tokens"]) == tokens and gap is not None:
+                found.append((names[model], size, parameters[model], tokens, seed, gap, float(row["in_domain"])))
+    return found
+
+
+def rungs(loss: str, tokens_of_110m: int = SHARED) -> Rungs:
+    """The gaps or the in-domain losses of the models at both sizes, by seed."""
+    found: Rungs = {}
+    for model, size, *_, gap, in_domain in points(tokens_of_110m):
+        found.setdefault(size, {}).setdefault(model, []).append(gap if loss == "gap" else in_domain)
     return found
 
 
@@ -133,6 +142,7 @@ def main() -> None:
             register(ORDER, loss, rungs(loss))
     else:
         write(figure(), RESULTS / "medium/sizes")
+        write_csv(RESULTS / "medium/sizes.csv", COLUMNS, points())
 
 
 if __name__ == "__main__":

@@ -78,6 +78,8 @@ def test_intervals_of_models_that_are_called_behind_do_not_hold_zero_and_the_oth
 
 
 def test_what_110m_parameters_show() -> None:
+    written = [list(row.values()) for row in read_csv(sizes.RESULTS / "medium/sizes.csv")]
+    assert written == [[str(value) for value in point] for point in sizes.points()]
     tested = {
         loss: [each for each in scored(sizes.ORDER, loss, sizes.rungs(loss)) if each.later] for loss in sizes.LOSSES
     }

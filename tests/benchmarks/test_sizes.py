@@ -8,8 +8,10 @@ from benchmarks.tables import predictions, sizes
 from seqarch.scale.registered import register
 from seqarch.tables import write_csv
 
-GAPS = {"42M": {"mamba2": (0.1, 0.3), "window_128": (0.3, 0.3), "delta_net": (0.1, 0.1)}}
-GAPS["110M"] = {"mamba2": (0.25,), "window_256": (0.2,), "delta_net": (-0.1,)}
+GAPS: dict[str, dict[str, tuple[float, ...]]] = {
+    "42M": {"transformer_pp": (0,), "mamba2": (0.1, 0.3), "window_128": (0.3, 0.3), "delta_net": (0.1, 0.1)},
+    "110M": {"transformer_pp": (0,), "mamba2": (0.25,), "window_256": (0.2,), "delta_net": (-0.1,)},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -17,11 +19,13 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gaps of three models at both sizes, and their in-domain losses, which keep their order."""
     for folder, size, tokens in (("fourteen", "42M", sizes.SMALL), ("medium", "110M", sizes.SHARED)):
         (tmp_path / folder).mkdir()
+        names = list(GAPS[size])
         rows = [(name, seed, tokens, gap) for name, gaps in GAPS[size].items() for seed, gap in enumerate(gaps)]
-        other = [(name, seed, 2 * tokens, 0.15) for name, seed, _, _ in rows if name != "window_256"]
-        write_csv(tmp_path / folder / "pairs.csv", ("model", "seed", "tokens", "gap"), rows + other)
-        losses = [(name, 0, tokens, 3 + k / 10) for k, name in enumerate(("transformer_pp", *GAPS[size]))]
+        rows += [(name, seed, 2 * tokens, 0.15) for name, seed, _, _ in rows if name != "window_256"]
+        write_csv(tmp_path / folder / "pairs.csv", ("model", "seed", "tokens", "gap"), rows)
+        losses = [(*row[:3], 3 + names.index(row[0]) / 10) for row in rows]
         write_csv(tmp_path / folder / "losses.csv", ("model", "seed", "tokens", "in_domain"), losses)
+        write_csv(tmp_path / folder / "states.csv", ("model", "parameters"), [(name, 7) for name in names])
     for module in (sizes, predictions):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(sizes, "WRITTEN", tmp_path / "predictions.csv")
