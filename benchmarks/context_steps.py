@@ -144,7 +144,7 @@ def time_recipe(
     if context > 1:
         module.piece = piece_of(world, context, batch[1])
     if compiled:
-        lm.compile_parts(in_order=context > 1)
+        lm.compile_parts()
     tokens = draw_tokens(lm.vocab_size, *batch, torch.device(DEVICE))
     row = time_training(lambda each: module.loss({"tokens": each}), module.new_optimizer(), tokens, steps)
     for name in ("loss_first", "loss_last") if world > 1 else ():

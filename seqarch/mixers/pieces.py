@@ -2,7 +2,8 @@
 
 A mixer reads its piece through a state, as it reads a sequence in several calls. The state says by `MixerState.split`
 how the piece learns about the tokens before it. Exchanges are symmetric and have gradients, so that every process
-meets the others in the same order, forward and backward.
+meets the others in the same order, forward and backward. Compiled graphs break at each exchange. In a graph the
+compiler would leave out exchanges that give a process nothing, and the processes would wait for each other forever.
 """
 
 import dataclasses
@@ -61,7 +62,7 @@ class Piece:
 
     def stacked(self, x: Tensor) -> Tensor:
         """`x` of all processes, `[P, *x.shape]`."""
-        return all_pieces(x, self.group, self.size)
+        return _apart(all_pieces, x, self.group, self.size)
 
     def gathered(self, x: Tensor) -> Tensor:
         """`x [B, length, ...]` of all pieces, `[B, total, ...]`."""
@@ -69,7 +70,7 @@ class Piece:
 
     def exchanged(self, x: Tensor, given: Sequence[int], taken: Sequence[int]) -> Tensor:
         """What all processes give to this one: of their flat `x`, the elements `given[r]` to process r, in order."""
-        return exchange(x, self.group, given, taken)
+        return _apart(exchange, x, self.group, given, taken)
 
     def shifted(self, x: Tensor) -> Tensor:
         """`x` of the process before; zeros in the first process."""
@@ -254,6 +255,12 @@ def waits(layer: Any) -> bool:
     """Whether a mixer or feed-forward layer reads pieces one after the other."""
     state = layer.init_state(1, 1, "meta", torch.float32)
     return state is not None and state.split(Piece(0, 1, 1)) is None
+
+
+@torch.compiler.disable
+def _apart(operator: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Run an operator, outside of compiled graphs."""
+    return operator(*args)
 
 
 @torch.library.custom_op("seqarch::all_pieces", mutates_args=())

@@ -274,14 +274,10 @@ class SequenceLM(Limited, nn.Module):
         for block in self._blocks():
             block.activation_checkpointing = True
 
-    def compile_parts(self, *, in_order: bool = False) -> None:
-        """Compile each block and the loss by themselves, which compiles one layer for all of a kind.
-
-        Processes that share sequences must meet `in_order`. Otherwise the compiler orders operators by the sizes of
-        tensors, which differ between these processes.
-        """
+    def compile_parts(self) -> None:
+        """Compile each block and the loss by themselves, which compiles one layer for all of a kind."""
         for block in self.blocks:
-            block.compile(options={"reorder_for_peak_memory": False} if in_order else None)
+            block.compile()
         self._loss = torch.compile(self._loss)
 
     def n_parameters(self) -> int:

@@ -176,7 +176,7 @@ class LanguageModel(Limited, L.LightningModule):
             fill(self.lm, parts)
         self._give_weights()
         if self.compile_blocks:
-            self.lm.compile_parts(in_order=self.piece is not None)
+            self.lm.compile_parts()
 
     def _give_weights(self) -> None:
         """Make the weights those from which training begins, by the rule of transfer or of another run."""

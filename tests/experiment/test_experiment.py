@@ -119,7 +119,7 @@ def test_a_trial_takes_the_steps_that_are_trained_and_refuses_what_memory_cannot
         patch.setattr(
             Attention, "forward", lambda self, x, **more: seen.append((self.out.weight.dtype, *x.shape)) or self.out(x)
         )
-        patch.setattr(SequenceLM, "compile_parts", lambda self, in_order: done.append("compiled"))
+        patch.setattr(SequenceLM, "compile_parts", lambda self: done.append("compiled"))
         patch.setattr("seqarch.training.module.use_float8", lambda blocks, scaling: done.append(scaling))
         patch.setattr("seqarch.training.module.check_float8", lambda trainer: done.append("FP8 checked"))
         patch.setattr(torch.optim.AdamW, "step", lambda self, *args: done.append("step") or step(self, *args))

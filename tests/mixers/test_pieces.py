@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from seqarch.errors import UserError
 from seqarch.mixers import Mixer
@@ -172,6 +173,26 @@ def test_two_processes_with_a_half_each_are_one(case, results):
     assert results[case].keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(results[case][name], value, rtol=0, atol=1e-13, msg=f"{case}: {name}")
+
+
+def test_compiled_blocks_exchange_outside_of_their_graphs():
+    """A compiler drops what gives a process nothing, as the halo of the first process, and the others wait forever."""
+    operators = set()
+
+    def keep(graph, inputs):
+        operators.update(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        assert dist.group.WORLD is not None
+        GROUPS["both"] = dist.group.WORLD
+        block = build("Attention").blocks[0]
+        torch.compile(block, backend=keep)(torch.ones(2, 18, 32).double(), piece=Piece(0, 2, 18, "both"))
+    finally:
+        dist.destroy_process_group()
+    assert operators
+    assert not [name for name in operators if name.startswith(("seqarch.all_pieces", "seqarch.exchange"))]
 
 
 def test_a_state_that_cannot_be_sent_is_refused():
