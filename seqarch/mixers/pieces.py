@@ -257,10 +257,12 @@ def waits(layer: Any) -> bool:
     return state is not None and state.split(Piece(0, 1, 1)) is None
 
 
-@torch.compiler.disable
-def _apart(operator: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Run an operator, outside of compiled graphs."""
+def _run(operator: Callable[..., Tensor], *args: Any) -> Tensor:
     return operator(*args)
+
+
+_apart: Any = torch.compiler.disable(_run)
+"""Runs an operator outside of compiled graphs."""
 
 
 @torch.library.custom_op("seqarch::all_pieces", mutates_args=())

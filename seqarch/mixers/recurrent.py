@@ -149,7 +149,8 @@ class RecurrentMixer(Mixer):
         values have K more columns, which are zero and begin with the unit matrix as state. On a GPU they cost little: a
         kernel's time is that of the chunks one after the other, and columns run side by side.
         """
-        heads, size, width = self.state_shape
+        shape: Any = self.state_shape
+        heads, size, width = shape
         like: Any = {"dtype": torch.promote_types(values.dtype, torch.float32), "device": values.device}
         unit = F.pad(torch.eye(size, **like), (width, 0)).expand(values.shape[0], heads, -1, -1)
         state = piece.entering(unit, cu_seqlens).contiguous()
