@@ -8,13 +8,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from seqarch.arguments import Limited
 from seqarch.errors import UserError
 from seqarch.kernels import OPS, kernels_of
+from seqarch.mixers.counted import counted_flops
 from seqarch.mixers.pieces import Piece
 
 GIVEN_BY_THE_MODEL = ("d_model", "layer_idx", "n_layers")
@@ -264,7 +262,7 @@ class Mixer(Layer):
         """Floating-point operations per token, averaged over a sequence of `seq_len`; a multiply-add counts as two.
 
         Forward only, or with `training` forward and backward, without what activation checkpointing repeats. By default
-        the products of matrices are counted (`counted_flops`).
+        the products of matrices are counted (`seqarch.mixers.counted`).
         """
         return counted_flops(self, seq_len) * (3 if training else 1)
 
@@ -361,37 +359,3 @@ def is_fused(layer: nn.Linear, *heights: int) -> None:
 def residual_std(n_layers: int, *, scaled: bool = True) -> float:
     """Standard deviation for a layer's two projections that write to the residual stream (GPT-2, section 2.3)."""
     return 0.02 / (2 * n_layers) ** 0.5 if scaled else 0.02
-
-
-LONGEST = 512
-"""Longest sequence that is counted; the count of longer ones lies on the line through two counts."""
-
-
-def counted_flops(mixer: nn.Module, seq_len: int) -> float:
-    """Forward operations per token of `mixer(x [1, seq_len, d_model])`, averaged over the sequence.
-
-    `FlopCounterMode` counts products of matrices, convolutions and attention, and nothing elementwise. Beyond `LONGEST`
-    tokens the count per token grows along a line, as in attention and recurrences. If a mixer cannot run without
-    values, each element of a matrix counts as one multiply-add per token.
-    """
-    try:
-        if seq_len <= LONGEST:
-            return _count(mixer, seq_len)
-        half, full = _count(mixer, LONGEST // 2), _count(mixer, LONGEST)
-        return full + (full - half) * (seq_len - LONGEST) / (LONGEST - LONGEST // 2)
-    except Exception:  # whatever a mixer of another package raises where tensors have no values
-        return 2.0 * sum(parameter.numel() for parameter in mixer.parameters() if parameter.dim() > 1)
-
-
-@torch.no_grad()
-def _count(mixer: Any, length: int) -> float:
-    products = sdpa_kernel(SDPBackend.MATH)  # the counter has no formula for the CPU's fused attention
-    counter = FlopCounterMode(display=False)
-    with FakeTensorMode(), counter, products:
-        tensors = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype)
-            for name, tensor in (*mixer.named_parameters(), *mixer.named_buffers())
-        }
-        dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
-        torch.func.functional_call(mixer, tensors, (torch.empty(1, length, mixer.d_model, dtype=dtype),))
-    return counter.get_total_flops() / length

@@ -5,10 +5,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from seqarch.arguments import Limited, Positive
 from seqarch.errors import UserError
+from seqarch.kernels.checkpointing import keep_selections
 from seqarch.kernels.tensors import autocast_dtype
 from seqarch.mixers.base import Carry, Clock, Device, Losses, Mixer, MixerState, each_tensor, through_canon
 from seqarch.mixers.canon import Canon, CanonLayer
@@ -18,19 +19,6 @@ from seqarch.model.feed_forward import FeedForward
 NormName = Literal["rmsnorm", "layernorm"]
 ADDED = "loss/"
 """How names of the losses that mixers add begin in the carry of a block."""
-
-
-KEPT = {"seqarch::top1_select"}
-"""Operators whose results are kept: a selection costs T^2 operations and is 4 bytes per query and head."""
-
-
-def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op.name() in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def keep_selections() -> tuple[Any, Any]:
-    """For the argument `context_fn` of `torch.utils.checkpoint.checkpoint`."""
-    return create_selective_checkpoint_contexts(_policy)
 
 
 def build_norm(name: NormName, d_model: int, eps: float) -> nn.Module:

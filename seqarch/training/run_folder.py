@@ -39,8 +39,9 @@ from seqarch.training.branches import copy_measurements
 from seqarch.training.callbacks.train_loss import TrainLoss
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
+from seqarch.training.going_on import measures_alike, origin_of, read_on
 from seqarch.training.loggers import describe_to, ids_of
-from seqarch.training.provenance import Provenance, measures_alike, origin_of, read_on
+from seqarch.training.provenance import Provenance
 from seqarch.versions import commit, version
 
 

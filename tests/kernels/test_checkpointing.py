@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from seqarch.model import block
+from seqarch.kernels import checkpointing
 
 CALLS = {"dear": 0, "cheap": 0}
 
@@ -22,13 +22,13 @@ dear, cheap = register("dear"), register("cheap")
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_is_kept_runs_once(monkeypatch, compiled):
-    monkeypatch.setattr(block, "KEPT", {"seqarch_test::dear"})
+    monkeypatch.setattr(checkpointing, "KEPT", {"seqarch_test::dear"})
 
     def layer(x):
         return (x.sin() * dear(x.detach()) * cheap(x.detach())).cos()
 
     def run(x):
-        return checkpoint(layer, x, use_reentrant=False, context_fn=block.keep_selections)
+        return checkpoint(layer, x, use_reentrant=False, context_fn=checkpointing.keep_selections)
 
     torch.compiler.reset()
     op = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
