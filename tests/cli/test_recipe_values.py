@@ -141,7 +141,7 @@ def test_sizes_of_the_exam(name, rate, warmup, sequences, length, evaluated, dom
     assert config["ood_loss"]["tasks"] == ["Copying"]
     settles = name in ("small", "medium")
     assert (model["decay_share"], config["branches"]["at"]) == (0.2, [0.125, 0.25, 0.5] if settles else [0.5])
-    assert len(config["ood_loss"]["at"]) == (8 if settles else 24)
+    assert len(config["ood_loss"]["at"]) == {"draft": 24, "tiny": 12}.get(name, 8)
 
 
 @pytest.mark.parametrize(
