@@ -27,6 +27,7 @@ from seqarch.mixers.base import (
 )
 from seqarch.mixers.cores import AttentionCore, PieceState, Selection, SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.options import with_options_of
+from seqarch.mixers.pieces import uncompiled
 from seqarch.mixers.positions import Base, Position, PositionEncoding, alibi_slopes, apply_rope, rope_tables
 from seqarch.mixers.short_convolution import Kernel, ShortConvolution, optional_convolution
 
@@ -98,6 +99,7 @@ class Attend(Limited, nn.Module):
         if isinstance(state, PieceState) and state.piece is not None:
             return state.piece.attend(core, q, k, v, state.window, cu_seqlens, **inputs)
         if state is not None and clock is None:
+            # A graph over a state that grows would be made again for each length, and copy the state.
             return uncompiled(core, q, k, v, state=state, cu_seqlens=cu_seqlens, **inputs)
         return core(q, k, v, state=state, cu_seqlens=cu_seqlens, **inputs)
 
@@ -380,14 +382,6 @@ class Top1Chunk(Top1Mixer):
     ) -> None:
         core = Top1ChunkCore(chunk_size, selection, remote_chunks=remote_chunks)
         super().__init__(d_model, layer_idx, n_layers, core=core, n_heads=n_heads, **options)
-
-
-def _uncompiled(core: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
-    """Attend with a state that grows: a compiled graph would be made again for each length, and copy the state."""
-    return core(*args, **options)
-
-
-uncompiled: Any = torch.compiler.disable(_uncompiled)
 
 
 def _check_relation(relation: str, max_length: int | None) -> None:

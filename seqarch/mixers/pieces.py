@@ -62,7 +62,7 @@ class Piece:
 
     def stacked(self, x: Tensor) -> Tensor:
         """`x` of all processes, `[P, *x.shape]`."""
-        return _apart(all_pieces, x, self.group, self.size)
+        return uncompiled(all_pieces, x, self.group, self.size)
 
     def gathered(self, x: Tensor) -> Tensor:
         """`x [B, length, ...]` of all pieces, `[B, total, ...]`."""
@@ -70,7 +70,7 @@ class Piece:
 
     def exchanged(self, x: Tensor, given: Sequence[int], taken: Sequence[int]) -> Tensor:
         """What all processes give to this one: of their flat `x`, the elements `given[r]` to process r, in order."""
-        return _apart(exchange, x, self.group, given, taken)
+        return uncompiled(exchange, x, self.group, given, taken)
 
     def shifted(self, x: Tensor) -> Tensor:
         """`x` of the process before; zeros in the first process."""
@@ -257,12 +257,12 @@ def waits(layer: Any) -> bool:
     return state is not None and state.split(Piece(0, 1, 1)) is None
 
 
-def _run(operator: Callable[..., Tensor], *args: Any) -> Tensor:
-    return operator(*args)
+def _uncompiled(function: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
+    return function(*args, **options)
 
 
-_apart: Any = torch.compiler.disable(_run)
-"""Runs an operator outside of compiled graphs."""
+uncompiled: Any = torch.compiler.disable(_uncompiled)
+"""Calls a function outside of compiled graphs."""
 
 
 @torch.library.custom_op("seqarch::all_pieces", mutates_args=())
