@@ -47,6 +47,12 @@ def documents_speed() -> Table:
     return table + _pairs(read("documents"), "documents", "", "500")
 
 
+def flash4_step(documents: str = "") -> str:
+    """Tokens per second of Transformer++ without and with FlashAttention-4, timed on one card."""
+    without, with_it = (rate(row) for row in read("flash4") if row["documents"] == documents)
+    return f"{without} to {with_it}"
+
+
 def optimizers_speed() -> Table:
     table = [["recipe", "AdamW, tokens/s", "Muon", "ratio"]]
     return table + _pairs(read("optimizers"), "optimizer", "AdamW", "Muon")

@@ -8,12 +8,13 @@ The order is predicted and scored by `seqarch.scale`. `benchmarks/predictions.cs
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.tables.predictions import WRITTEN
+from benchmarks.tables.predictions import WRITTEN, score
 from benchmarks.tables.results import REFERENCE, RESULTS, SMALL
 from seqarch.report.panels import IDENTITY, Picture, own_style, write
 from seqarch.report.styles import styles
@@ -23,8 +24,10 @@ from seqarch.scale.summary import decision_rows
 from seqarch.tables import read_csv, readable, write_csv
 
 ORDER = Path(__file__).parents[1] / "order_110m.csv"
-SHARED, PREDICTED = 65536000, 131072000
-"""Tokens of the finished models with 110M parameters: those that five have, and those that the predictions are for."""
+BUDGETS = (65536000, 131072000, 262144000, 524288000)
+"""Tokens of the finished models with 110M parameters."""
+PREDICTED = BUDGETS[1]
+"""The budget of `sizes.csv` and of the predictions in the figure: the longest that five models have."""
 AT_SMALL = {
     **{name: name for name in (REFERENCE, "transformer", "top1_chunk", "mamba2", "rwkv7", "delta_net", "based")},
     "window_256": "window_128",
@@ -37,7 +40,7 @@ COLUMNS = ("model", "rung", "parameters", "tokens", "seed", "gap", "in_domain")
 Table = list[list[str]]
 
 
-def points(tokens_of_110m: int = SHARED) -> list[tuple[str, str, str, int, str, float, float]]:
+def points(tokens_of_110m: int = PREDICTED) -> list[tuple[str, str, str, int, str, float, float]]:
     """The finished models of both sizes that have a gap, with `COLUMNS`. The gap of the reference is zero."""
     found = []
     for size, folder, tokens in (("42M", "fourteen", SMALL), ("110M", "medium", tokens_of_110m)):
@@ -53,7 +56,7 @@ def points(tokens_of_110m: int = SHARED) -> list[tuple[str, str, str, int, str, 
     return found
 
 
-def rungs(loss: str, tokens_of_110m: int = SHARED) -> Rungs:
+def rungs(loss: str, tokens_of_110m: int = PREDICTED) -> Rungs:
     """The gaps or the in-domain losses of the models at both sizes, by seed."""
     found: Rungs = {}
     for model, size, *_, gap, in_domain in points(tokens_of_110m):
@@ -61,35 +64,43 @@ def rungs(loss: str, tokens_of_110m: int = SHARED) -> Rungs:
     return found
 
 
-def expected() -> dict[str, tuple[float, float]]:
+def expected(tokens: int = PREDICTED) -> dict[str, tuple[float, float]]:
     """The interval that was predicted for the gap of each model at 110M parameters."""
-    rows = [row for row in read_csv(WRITTEN) if row["quantity"] == "gap_110m"]
+    rows = [row for row in read_csv(WRITTEN) if (row["quantity"], row["tokens"]) == ("gap_110m", str(tokens))]
     return {row["model"]: (float(row["low"]), float(row["high"])) for row in rows}
 
 
 def gaps_of_110m() -> Table:
-    """The gaps at both sizes, the best at 42M first, and whether the predicted intervals hold."""
-    small, shared = rungs("gap").values()
-    later = rungs("gap", PREDICTED)["110M"]
-    table = [["model", "42M, 340M tokens", "110M, 65.5M tokens", "predicted", "110M, 131M tokens", "holds"]]
-    for model, (low, high) in sorted(expected().items(), key=lambda each: np.mean(small[each[0]])):
-        gaps = [f"{each[model][0]:+.3f}" if model in each else "not run" for each in (shared, later)]
-        holds = ("yes" if low <= later[model][0] <= high else "no") if model in later else "-"
-        interval = f"{low:+.2f} to {high:+.2f}"
-        table.append([f"`{model}`", f"{np.mean(small[model]):+.3f}", gaps[0], interval, gaps[1], holds])
+    """The gaps at both sizes, the best at 42M first, and how many of the predicted intervals hold."""
+    small = rungs("gap")["42M"]
+    later = {tokens: rungs("gap", tokens)["110M"] for tokens in BUDGETS}
+    budgets = [readable(tokens) for tokens in BUDGETS]
+    table = [["model", "42M, 340M tokens", *(f"110M, {each}" for each in budgets), "predictions that hold"]]
+    for model in sorted(expected(), key=lambda each: np.mean(small[each])):
+        gaps = [f"{gaps[model][0]:+.3f}" if model in gaps else "not run" for gaps in later.values()]
+        scores = [score(row) for row in read_csv(WRITTEN) if (row["quantity"], row["model"]) == ("gap_110m", model)]
+        run = len(scores) - scores.count("not run yet")
+        held = f"{scores.count('yes')} of {run}" if run else "-"
+        table.append([f"`{model}`", f"{np.mean(small[model]):+.3f}", *gaps, held])
     return table
 
 
 def decisions_of_110m() -> Table:
-    """How the order at 42M predicts the order at 110M, of gaps and of in-domain losses, and the registered pairs."""
+    """How the order at 42M predicts that of each budget at 110M, of gaps and of in-domain losses."""
     table: Table = []
-    for loss, name in LOSSES.items():
-        head, row = decision_rows(accuracies(rungs(loss)))
+    for (loss, name), tokens in itertools.product(LOSSES.items(), BUDGETS):
+        at = rungs(loss, tokens)
+        head, row = decision_rows(accuracies(at))
         if not table:
-            table.append(["order of", *head[2:], "registered pairs that hold"])
-        tested = [each.holds for each in scored(ORDER, loss, rungs(loss)) if each.later]
-        table.append([name, *row[2:], f"{sum(tested)} of {len(tested)}"])
+            table.append(["order of", "tokens at 110M", "models", *head[2:-1]])
+        table.append([name, readable(tokens), str(len(at["110M"])), *row[2:-1]])
     return table
+
+
+def order_of_110m(loss: str, tokens: int = PREDICTED) -> str:
+    """How many of the registered pairs of models have the predicted order at 110M."""
+    tested = [each.holds for each in scored(ORDER, loss, rungs(loss, tokens)) if each.later]
+    return f"{sum(tested)} of {len(tested)}"
 
 
 def gap_at_110m(model: str, tokens: str) -> str:
@@ -109,27 +120,25 @@ def _of_110m(table: str, model: str, tokens: str, column: str, sign: str) -> str
 
 
 def figure() -> Picture:
-    """The gaps at 110M over the gap at 42M: hollow after 65.5M tokens, filled after 131M, for which the bars are."""
-    small, shared = rungs("gap").values()
-    later = rungs("gap", PREDICTED)["110M"]
+    """The gaps at 110M over the gap at 42M. The points grow with the tokens; the bars were predicted for 131M."""
+    small = {model: float(np.mean(gaps)) for model, gaps in rungs("gap")["42M"].items()}
     looks = styles({model: model for model in small})
     with own_style():
         picture = Picture(figsize=(5.4, 4.2), layout="constrained")
         axes = picture.subplots()
-        means = {model: float(np.mean(gaps)) for model, gaps in small.items()}
-        ends = [min(means.values()), max(means.values())]
+        ends = [min(small.values()), max(small.values())]
         axes.plot(ends, ends, **IDENTITY)
-        for model, at in means.items():
-            color = looks[model].colour
-            low, high = expected().get(model, (0.0, 0.0))
-            axes.plot([at, at], [low, high], color=color, linewidth=5, alpha=0.3, solid_capstyle="butt")
-            for gaps, face in ((shared, "white"), (later, color)):
-                if model in gaps:
-                    axes.plot(at, gaps[model][0], "o", color=color, markerfacecolor=face, markeredgewidth=1.5)
-            if model != REFERENCE:  # which is the point at zero
-                at_end, down = (low, -12) if model in BELOW else (high, 4)
-                place = {"xytext": (0, down), "textcoords": "offset points", "ha": "center"}
-                axes.annotate(model, (at, at_end), fontsize=8, **place)
+        for model, (low, high) in expected().items():
+            at = small[model]
+            axes.plot([at, at], [low, high], color=looks[model].colour, linewidth=5, alpha=0.3, solid_capstyle="butt")
+            at_end, down = (low, -12) if model in BELOW else (high, 4)
+            place = {"xytext": (0, down), "textcoords": "offset points", "ha": "center"}
+            axes.annotate(model, (at, at_end), fontsize=8, **place)
+        for size, tokens in enumerate(BUDGETS):
+            for model, gaps in rungs("gap", tokens)["110M"].items():
+                face = looks[model].colour if tokens == BUDGETS[-1] else "white"
+                point = {"markersize": 3 + 1.5 * size, "markerfacecolor": face, "zorder": 4 - size}
+                axes.plot(small[model], gaps[0], "o", color=looks[model].colour, **point)
         axes.set_xlabel("gap at 42M parameters, 340M tokens (nats per token)")
         axes.set_ylabel("gap at 110M parameters")
         axes.margins(x=0.12, y=0.1)

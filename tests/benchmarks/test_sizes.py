@@ -17,7 +17,7 @@ GAPS: dict[str, dict[str, tuple[float, ...]]] = {
 @pytest.fixture(autouse=True)
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gaps of three models at both sizes, and their in-domain losses, which keep their order."""
-    for folder, size, tokens in (("fourteen", "42M", sizes.SMALL), ("medium", "110M", sizes.SHARED)):
+    for folder, size, tokens in (("fourteen", "42M", sizes.SMALL), ("medium", "110M", sizes.PREDICTED)):
         (tmp_path / folder).mkdir()
         names = list(GAPS[size])
         rows = [(name, seed, tokens, gap) for name, gaps in GAPS[size].items() for seed, gap in enumerate(gaps)]
@@ -28,20 +28,22 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_csv(tmp_path / folder / "states.csv", ("model", "parameters"), [(name, 7) for name in names])
     for module in (sizes, predictions):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(sizes, "BUDGETS", (sizes.PREDICTED, 2 * sizes.PREDICTED))
     monkeypatch.setattr(sizes, "WRITTEN", tmp_path / "predictions.csv")
-    low_high = [("gap_110m", "mamba2", 0.2, 0.3), ("gap_110m", "window_256", 0.1, 0.3), ("gap_110m", "delta_net", 0, 1)]
-    write_csv(tmp_path / "predictions.csv", ("quantity", "model", "low", "high"), low_high)
+    columns = ("quantity", "model", "seed", "tokens", "low", "high")
+    low_high = [("mamba2", 1, 0.2, 0.3), ("window_256", 1, 0.1, 0.3), ("delta_net", 1, 0, 1), ("delta_net", 2, 0.1, 0.2)]
+    written = [("gap_110m", model, 0, times * sizes.PREDICTED, *ends) for model, times, *ends in low_high]
+    write_csv(tmp_path / "predictions.csv", columns, written)
     monkeypatch.setattr(sizes, "ORDER", tmp_path / "order.csv")
     for loss in sizes.LOSSES:
         register(tmp_path / "order.csv", loss, {"42M": sizes.rungs(loss)["42M"]})
 
 
 def test_gaps_of_both_sizes_are_matched_and_scored(tmp_path: Path) -> None:
-    rows = [[row[k] for k in (0, 1, 2, 4, 5)] for row in sizes.gaps_of_110m()[1:]]
-    assert rows == [
-        ["`delta_net`", "+0.100", "-0.100", "+0.150", "yes"],
-        ["`mamba2`", "+0.200", "+0.250", "+0.150", "no"],
-        ["`window_256`", "+0.300", "+0.200", "not run", "-"],
+    assert sizes.gaps_of_110m()[1:] == [
+        ["`delta_net`", "+0.100", "-0.100", "+0.150", "1 of 2"],
+        ["`mamba2`", "+0.200", "+0.250", "+0.150", "1 of 1"],
+        ["`window_256`", "+0.300", "+0.200", "not run", "1 of 1"],
     ]
     sizes.write(sizes.figure(), tmp_path / "medium/sizes")
     assert (tmp_path / "medium/sizes.png").is_file()
@@ -49,12 +51,13 @@ def test_gaps_of_both_sizes_are_matched_and_scored(tmp_path: Path) -> None:
 
 def test_the_order_of_the_smaller_size_is_scored_by_pairs() -> None:
     """DeltaNet and the reference swap places, and so do Mamba-2 and the window."""
-    gap, in_domain = sizes.decisions_of_110m()[1:]
-    assert (gap[1], gap[-1]) == ("4 of 6 (67%)", "4 of 6")
-    assert (in_domain[1], in_domain[-1]) == ("6 of 6 (100%)", "6 of 6")
+    right = {(row[0], row[1]): row[3] for row in sizes.decisions_of_110m()[1:]}
+    assert right["gap", "131M"] == "4 of 6 (67%)"
+    assert right["in-domain loss", "131M"] == "6 of 6 (100%)"
+    assert [sizes.order_of_110m(loss) for loss in sizes.LOSSES] == ["4 of 6", "6 of 6"]
 
 
 def test_a_gap_at_110m_is_scored_at_its_own_size() -> None:
-    row = {"quantity": "gap_110m", "model": "mamba2", "seed": "0", "tokens": str(sizes.SHARED), "minus": ""}
+    row = {"quantity": "gap_110m", "model": "mamba2", "seed": "0", "tokens": str(sizes.PREDICTED), "minus": ""}
     assert predictions.measured(row) == 0.25
     assert predictions.measured({**row, "quantity": "gap"}) is None
