@@ -31,7 +31,8 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "BUDGETS", (sizes.PREDICTED, 2 * sizes.PREDICTED))
     monkeypatch.setattr(sizes, "WRITTEN", tmp_path / "predictions.csv")
     columns = ("quantity", "model", "seed", "tokens", "low", "high")
-    low_high = [("mamba2", 1, 0.2, 0.3), ("window_256", 1, 0.1, 0.3), ("delta_net", 1, 0, 1), ("delta_net", 2, 0.1, 0.2)]
+    mamba2, window = ("mamba2", 1, 0.2, 0.3), ("window_256", 1, 0.1, 0.3)
+    low_high = [mamba2, window, ("delta_net", 1, 0, 1), ("delta_net", 2, 0.1, 0.2)]
     written = [("gap_110m", model, 0, times * sizes.PREDICTED, *ends) for model, times, *ends in low_high]
     write_csv(tmp_path / "predictions.csv", columns, written)
     monkeypatch.setattr(sizes, "ORDER", tmp_path / "order.csv")
