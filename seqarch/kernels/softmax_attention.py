@@ -263,15 +263,19 @@ def _fa4_obstacle(
 def prefers_fa4(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: Tensor | None, cu_seqlens: Tensor | None
 ) -> bool:
-    """Whether FlashAttention-4 is installed and faster forward and backward, as `benchmarks/kernels/dense.py` measured.
+    """Whether FlashAttention-4 is installed and faster, as `benchmarks/kernels/dense.py` measured on an H200.
 
-    An H200 was measured, with as many key as query heads. With heads of 128 the fixed order costs more the longer the
-    sequence is: 102,400 tokens took 329 ms, and cuDNN 270 ms.
+    As many key as query heads were measured. In training, heads of 128 lose by the fixed order the more the longer the
+    sequence is: 102,400 tokens took 329 ms, and cuDNN 270 ms. Passes over prompts take it in compiled graphs, where the
+    6 s of its first call are not the only ones.
     """
-    T, H, D = q.shape[1:]
-    short = T <= 32768 or window is not None or cu_seqlens is not None
-    fits = T >= 2048 and k.shape[2] == H and (D == 64 or (D == 128 and short))
-    return FOUND["flash-attn-4"] and fits and is_tracked(q, k, v) and is_hopper(q.device)
+    (Tq, H, D), Tk = q.shape[1:], k.shape[1]
+    if not FOUND["flash-attn-4"] or k.shape[2] != H or not is_hopper(q.device):
+        return False
+    if is_tracked(q, k, v):
+        short = Tq <= 32768 or window is not None or cu_seqlens is not None
+        return Tq >= 2048 and (D == 64 or (D == 128 and short))
+    return torch.compiler.is_compiling() and 512 <= Tq < Tk and window is None and D in (64, 128)
 
 
 SOFTMAX_ATTENTION = Op(
