@@ -25,23 +25,22 @@ def test_a_window_longer_than_the_sequence_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("Tq", "Tk", "options", "expected"),
+    ("trains", "Tq", "Tk", "D", "window", "expected"),
     [
-        *((512, 1024, {}, [False, True]), (511, 1024, {}, [False, False]), (1024, 1024, {}, [False, False])),
-        *((512, 1024, {"D": 96}, [False, False]), (512, 1024, {"window": 64}, [False, False])),
-        *((2048, 2048, {"trains": True}, [True, True]), (2047, 2047, {"trains": True}, [False, False])),
-        (65536, 65536, {"trains": True, "D": 128}, [False, False]),
+        *((False, 512, 1024, 64, None, [False, True]), (False, 511, 1024, 64, None, [False, False])),
+        *((False, 1024, 1024, 64, None, [False, False]), (False, 512, 1024, 64, 100, [False, False])),
+        *((False, 512, 1024, 96, None, [False, False]), (True, 2047, 2047, 64, None, [False, False])),
+        *((True, 2048, 2048, 64, None, [True, True]), (True, 65536, 65536, 128, None, [False, False])),
     ],
 )
-def test_flash_attention_4_where_it_is_faster(monkeypatch, Tq, Tk, options, expected):
+def test_flash_attention_4_where_it_is_faster(monkeypatch, trains, Tq, Tk, D, window, expected):
     """In training; in passes over prompts only if they are compiled."""
     monkeypatch.setitem(flex.FOUND, "flash-attn-4", True)
     monkeypatch.setattr(flex, "is_hopper", lambda device: True)
-    options = {"D": 64, "window": None, "trains": False, **options}
-    q, k = (torch.empty(1, 1, 1, 1, requires_grad=options["trains"]).expand(1, T, 2, options["D"]) for T in (Tq, Tk))
+    q, k = (torch.empty(1, 1, 1, 1, requires_grad=trains).expand(1, T, 2, D) for T in (Tq, Tk))
 
     def is_taken(q, k):
-        return q.new_ones(()) if flex.prefers_fa4(q, k, k, 1.0, options["window"], None, None) else q.new_zeros(())
+        return q.new_ones(()) if flex.prefers_fa4(q, k, k, 1.0, window, None, None) else q.new_zeros(())
 
     ways = is_taken, torch.compile(is_taken, backend="eager", fullgraph=True)
     assert [bool(way(q, k)) for way in ways] == expected
