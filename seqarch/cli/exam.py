@@ -6,7 +6,7 @@ from seqarch.errors import check_known
 from seqarch.exam.request import Request, meant
 from seqarch.plugins import ALLOW_CODE, FLAG
 
-SIZES = ("tiny", "draft", "small", "medium")
+SIZES = ("tiny", "draft", "small", "medium", "long")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

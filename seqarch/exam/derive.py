@@ -9,7 +9,7 @@ the same width (`shape_of`). A mixer's `scales` names its options that do:
 * layers: 24 where Transformer++ has 12 become twice the exam's, rounded to whole repetitions of the pattern;
 * "heads": the divisor of `d_model` nearest to their share of its heads;
 * "state": the divisor of `d_model` nearest to the number that keeps the state's share of a key/value cache;
-* "length": their share of its sequence length (windows, chunks, positions);
+* "length": their share of its sequence length (windows, chunks, positions); unchanged if the recipe has the size's;
 * "head": sizes of heads, states and low ranks, which are published alike for all widths. They are unchanged if the
   heads of Transformer++ have 64 channels or more, else in proportion to these heads;
 * widths of feed-forward layers (`hidden`), if the recipe gives them: their share of `d_model`.
@@ -123,6 +123,8 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
     if not isinstance(d_model := model.get("d_model"), int) or not 1 <= d_model <= WIDEST:
         raise UserError(f"the recipe's model.d_model is {d_model!r}: give the width for which its mixers are set")
     usual, here = shape_of(d_model), size.shape
+    if (recipe.get("data") or {}).get("sequence_length") == here.sequence_length:
+        usual = dataclasses.replace(usual, sequence_length=here.sequence_length)  # its windows and chunks are for it
     hidden = _options(model.get("feed_forward")).get("hidden")
     n_layers = model.get("n_layers", usual.n_layers)
     for option, value in {"n_layers": n_layers, "feed_forward.hidden": hidden or 1}.items():
@@ -137,7 +139,7 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
     if hidden:
         options = {**_options(target["feed_forward"]), "hidden": max(1, round(hidden * target["d_model"] / d_model))}
         target["feed_forward"] = {**target["feed_forward"], "init_args": options}
-    target["mixers"] = {name: _resized(mixer, d_model, size) for name, mixer in model["mixers"].items()}
+    target["mixers"] = {name: _resized(mixer, d_model, usual, size) for name, mixer in model["mixers"].items()}
     if target.get("learned_positions"):
         target["learned_positions"] = here.sequence_length
     repeat = len(model.get("pattern") or [0])
@@ -169,7 +171,9 @@ def from_mixer(size: Size, name: str, published: Sequence[Recipe]) -> Recipe:
         options["n_heads"] = shape_of(width).n_heads
     options.update(mixer.published.get(width, {}))
     derived = copy.deepcopy(size.recipe)
-    derived["model"]["mixers"] = {"mixer": _resized({"class_path": name, "init_args": options}, width, size)}
+    derived["model"]["mixers"] = {
+        "mixer": _resized({"class_path": name, "init_args": options}, width, shape_of(width), size)
+    }
     return derived
 
 
@@ -202,14 +206,14 @@ def _distance(mixer: type[Mixer], recipe: Recipe) -> int:
     return sum(defaults.get(name) != value for name, value in fixed.items())
 
 
-def _resized(mixer: Any, d_model: int, size: Size) -> Any:
-    """A mixer of a model of this width at the exam's size; unchanged if it is not registered."""
+def _resized(mixer: Any, d_model: int, there: Shape, size: Size) -> Any:
+    """A mixer of a model of this width and shape at the exam's size; unchanged if it is not registered."""
     if not _is_registered(mixer):
         return copy.deepcopy(mixer)
-    there, here, kind = shape_of(d_model), size.shape, load_mixer(class_path(mixer).rpartition(".")[2])
+    here, kind = size.shape, load_mixer(class_path(mixer).rpartition(".")[2])
     usual_head = min(HEAD, d_model // there.n_heads)
     narrower = min(1.0, size.model["d_model"] // here.n_heads / usual_head)
-    inside = {name: _resized(each, d_model, size) for name, each in _options(mixer).items()}
+    inside = {name: _resized(each, d_model, there, size) for name, each in _options(mixer).items()}
     resized = {"class_path": class_path(mixer), "init_args": inside}
     for option, scale in kind.scales.items():
         part, dot, _ = option.partition(".")

@@ -14,6 +14,7 @@ Runs = Annotated[int, Interval(1, 1000, "[]")]
 LIMITS = {
     "tiny": "A tiny exam shows only large effects and settles nothing",
     "draft": "A draft shows what a model learns first and settles nothing",
+    "long": "A long exam shows what a model learns first and settles nothing",
 }
 """What the sizes that are too short to settle anything can show."""
 
@@ -25,8 +26,8 @@ class Request:
     Args:
         mixers: what is examined: mixers by their class, or recipes by name or file.
         against: the reference, named like --mixer.
-        size: tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens per run) or
-            medium (110M parameters, 1.05B tokens per run).
+        size: tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens per run),
+            medium (110M parameters, 1.05B tokens per run) or long (102,400 tokens per sequence, a first look).
         length: tokens per sequence, for another length than the size's; a step keeps its number of tokens.
         data: folder of shards, or of text files called <domain>; by default the data of the size's recipe.
         seeds: runs of each model.

@@ -121,6 +121,7 @@ def test_ablations(name: str, options: dict[str, Any]):
         ("draft", 1.5e-3, 150, 64, 1024, 262_144, DOMAINS[:3]),
         ("small", 1.5e-3, 150, 64, 1024, 393_216, DOMAINS),
         ("medium", 1.0e-3, 250, 128, 2048, 524_288, DOMAINS),
+        ("long", 1.5e-3, 40, 2, 102_400, 819_200, DOMAINS[:2]),
         ("tiny", 4.0e-3, 48, 8, 256, 8_192, ["cloud", "python", "cpp", "names"]),
     ],
 )
@@ -133,15 +134,16 @@ def test_sizes_of_the_exam(name, rate, warmup, sequences, length, evaluated, dom
     assert trained["trainer"]["gradient_clip_val"] == 1.0
     assert (data["sequences_per_step"], data["sequence_length"], data["eval_tokens"]) == (sequences, length, evaluated)
     assert data["ood"] == domains
-    steps = {"draft": 1730, "small": 5190, "medium": 4000, "tiny": 480}  # 113M, 340M, 1.05B tokens and 1.0M bytes
+    steps = {"draft": 1730, "small": 5190, "medium": 4000, "long": 240}  # 113M, 340M, 1.05B and 49M tokens
+    steps |= {"tiny": 480}  # 1.0M bytes
     assert config["trainer"]["max_steps"] == steps[name]
     assert data.get("eval_documents", 1) == (256 if name in ("small", "medium") else 1)
-    assert evaluated // length >= 256 or name == "tiny"
+    assert evaluated // length >= 256 or name in ("tiny", "long")
     assert config["ood_loss"]["keep_sequences"]
     assert config["ood_loss"]["tasks"] == ["Copying"]
     settles = name in ("small", "medium")
     assert (model["decay_share"], config["branches"]["at"]) == (0.2, [0.125, 0.25, 0.5] if settles else [0.5])
-    assert len(config["ood_loss"]["at"]) == {"draft": 24, "tiny": 12}.get(name, 8)
+    assert len(config["ood_loss"]["at"]) == {"draft": 24, "tiny": 12, "long": 4}.get(name, 8)
 
 
 @pytest.mark.parametrize(

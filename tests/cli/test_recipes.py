@@ -28,6 +28,7 @@ MILLIONS = {
     "exam/draft": (40, 44),
     "exam/small": (40, 44),
     "exam/medium": (105, 116),
+    "exam/long": (130, 140),
     "study/canon_gated_delta_net": (46, 47),
     "study/hybrid_": (45, 46),
     "study/": (40, 44),

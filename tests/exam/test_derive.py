@@ -70,10 +70,13 @@ def test_every_architecture_has_about_the_size_of_the_reference_and_the_same_as_
     assert 0.95 < parameters[1] / PARAMETERS_OF_TINY < 1.22
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*_110m.yaml")), ids=lambda path: path.stem)
-def test_medium_is_the_published_model(path):
+@pytest.mark.parametrize(
+    "path", [*sorted(RECIPES.glob("*_110m.yaml")), *sorted(RECIPES.glob("*_100k.yaml"))], ids=lambda path: path.stem
+)
+def test_medium_and_long_are_the_published_models(path):
     model = merged_recipe(path)["model"]
-    derived = from_recipe(load_size("medium", {}), merged_recipe(path))["model"]
+    size = load_size("long" if path.stem.endswith("_100k") else "medium", {})
+    derived = from_recipe(size, merged_recipe(path))["model"]
     architecture = derived.keys() - {"learning_rate", "warmup_steps", "decay_share"}
     assert architecture >= model.keys() - {"tie_embeddings", "learning_rate", "warmup_steps"}
     assert {key: derived[key] for key in architecture} == {key: model[key] for key in architecture}
