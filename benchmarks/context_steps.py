@@ -10,6 +10,7 @@ The gradients are summed as FSDP2 sums them, without FSDP2. `time` times the ste
 
 import argparse
 import datetime
+import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from benchmarks.script import run
 from seqarch.bench.rows import Row, Table
@@ -61,10 +62,16 @@ def begin() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
+@functools.cache
+def mesh_of(world: int, context: int) -> DeviceMesh:
+    """The processes that share sequences. Each mesh keeps memory of every GPU for its exchanges."""
+    shape, names = (world // context, context), ("data", "context")
+    return init_device_mesh(torch.device(DEVICE).type, shape, mesh_dim_names=names)["context"]
+
+
 def piece_of(world: int, context: int, length: int) -> Piece:
     """This process's piece of sequences that `context` processes share, as the strategy FSDP2 makes it."""
-    shape, names = (world // context, context), ("data", "context")
-    mesh = init_device_mesh(torch.device(DEVICE).type, shape, mesh_dim_names=names)["context"]
+    mesh = mesh_of(world, context)
     GROUPS[CONTEXT] = mesh.get_group()
     return Piece(mesh.get_local_rank(), context, length // context, CONTEXT)
 
