@@ -1,20 +1,22 @@
 """Random recipes, flags and files never give a traceback. A command takes them, or refuses in one line with status 2.
 
-FUZZ=10000 python -m pytest tests/cli/test_fuzz.py   # many more cases than the suite has time for, other ones each time
+FUZZ=10000 python -m pytest tests/cli/test_fuzz.py   # many more cases than the suite has time for
+SEQARCH_TEST_SEED=1 python -m pytest tests/cli/test_fuzz.py   # other ones
 """
 
 import contextlib
 import json
+import math
 import os
+import random
 import shutil
 import string
+import sys
 import warnings
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from lightning.pytorch import Trainer
 
 from seqarch import cli
@@ -33,33 +35,52 @@ KEYS = sorted(key for key in options_of(recipe_parser()) if key not in ("config"
 INSIDE = ["class_path", "init_args", "dict_kwargs", "n_heads", "a", "docs", ""]
 FACTS = ["name", "seed", "status", "mixers", "pattern", "parameters", "max_steps", "train", "ood", "unigram_entropy"]
 FACTS += ["versions", "hardware", "flops_counted", "tokenizer", "started", "commit"]
+SECTIONS = ["trainer", "model", "data", "extends"]
 
 
-def misspelt(key):
-    return st.sampled_from([key[:-1], f"{key}.x", f"{key}+", f".{key}", key.replace(".", "..")])
+class Draw(random.Random):
+    """Draws the values of one case."""
+
+    def some(self, one, most=3):
+        return [one() for _ in range(self.randint(0, most))]
+
+    def text(self, most=6):
+        return "".join(self.some(lambda: self.choice(string.printable), most))
+
+    def bytes(self, most):
+        return self.randbytes(self.randint(0, most))
+
+    def number(self):
+        huge = self.choice([2**31, 2**63, 10**30])
+        special = [math.nan, math.inf, -math.inf, 5e-324, sys.float_info.max, self.uniform(-1, 1)]
+        return self.choice([self.randint(-3, 40), self.randint(-huge, huge), self.choice(special)])
+
+    def scalar(self):
+        return self.choice([self.choice([*ODD, *NAMES]), None, self.random() < 0.5, self.number(), self.text()])
+
+    def value(self, deep=3):
+        """A scalar, a list or a mapping."""
+        if not deep or self.random() < 0.6:
+            return self.scalar()
+        if self.random() < 0.5:
+            return self.some(lambda: self.value(deep - 1))
+        return dict(self.some(lambda: (self.choice([self.choice(INSIDE), self.scalar()]), self.value(deep - 1))))
+
+    def key(self):
+        """An option, well or badly spelt, or anything."""
+        key = self.choice(KEYS)
+        misspelt = [key[:-1], f"{key}.x", f"{key}+", f".{key}", key.replace(".", "..")]
+        return self.choice([key, self.choice(misspelt), self.text(5)])
 
 
-def mappings(of):
-    return st.dictionaries(st.sampled_from(INSIDE) | scalars, of, max_size=3)
+def cases(count):
+    """Give a test `draw` for so many cases."""
+    return pytest.mark.parametrize("draw", range(CASES or count), indirect=True)
 
 
-numbers = st.integers(-3, 40) | st.integers() | st.floats()
-scalars = st.sampled_from([*ODD, *NAMES]) | st.none() | st.booleans() | numbers
-scalars |= st.text(string.printable, max_size=6)
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | mappings(inner), max_leaves=6)
-keys = st.sampled_from(KEYS) | st.sampled_from(KEYS).flatmap(misspelt) | st.text(string.printable, max_size=5)
-sections = st.sampled_from(["trainer", "model", "data", "extends"])
-rows = st.dictionaries(st.sampled_from(["text", "x"]), values, max_size=2).map(lambda row: json.dumps(row).encode())
-
-
-def bounded(cases):
-    return settings(
-        max_examples=CASES or cases,
-        derandomize=not CASES,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
-    )
+@pytest.fixture
+def draw(request):
+    return Draw(f"{os.environ.get('SEQARCH_TEST_SEED', '0')} {request.param}")
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +121,11 @@ def survives(capfd, args):
     return status
 
 
-@bounded(60)
-@given(content=st.dictionaries(keys | sections, values, max_size=3), deep=st.booleans())
-def test_recipe(place, capfd, content, deep):
+@cases(60)
+def test_recipe(place, capfd, draw):
+    content = {draw.choice([draw.key(), draw.choice(SECTIONS)]): draw.value() for _ in range(draw.randint(1, 3))}
     recipe = {"extends": "base.yaml", **content}
-    if deep:
+    if draw.random() < 0.5:
         for key in [key for key in content if "." in key]:
             section, _, name = key.partition(".")
             if isinstance(recipe.setdefault(section, {}), dict):
@@ -116,68 +137,61 @@ def test_recipe(place, capfd, content, deep):
     survives(capfd, ["fit", "--config", "r.yaml"])
 
 
-@bounded(60)
-@given(options=st.lists(st.tuples(keys, values, st.booleans()), min_size=1, max_size=3))
-def test_flags(place, capfd, options):
+@cases(60)
+def test_flags(place, capfd, draw):
     args = []
-    for key, value, equals in options:
+    for _ in range(draw.randint(1, 3)):
+        key, value = draw.key(), draw.value()
         text = value if isinstance(value, str) else json.dumps(value, default=str)
-        args += [f"--{key}={text}"] if equals else [f"--{key}", text]
+        args += draw.choice([[f"--{key}={text}"], [f"--{key}", text]])
     survives(capfd, ["fit", "--config", "base.yaml", *args])
 
 
-@bounded(30)
-@given(content=st.binary(max_size=60) | st.text(string.printable, max_size=60).map(str.encode))
-def test_file_that_is_hardly_a_recipe(place, capfd, content):
-    (place / "r.yaml").write_bytes(content)
+@cases(30)
+def test_file_that_is_hardly_a_recipe(place, capfd, draw):
+    (place / "r.yaml").write_bytes(draw.choice([draw.bytes(60), draw.text(60).encode()]))
     survives(capfd, ["fit", "--config", "base.yaml", "--config", "r.yaml"])
 
 
-@bounded(40)
-@given(
-    name=st.sampled_from(["run.json", "config.yaml", "curves.csv"]),
-    content=st.binary(max_size=40),
-    facts=st.dictionaries(st.sampled_from(FACTS), values, max_size=2),
-)
-def test_run_folder(place, name, content, facts):
+@cases(40)
+def test_run_folder(place, draw):
     folder = write_run(place / "a", "a", steps=40)
     write_run(place / "b", "b", steps=40)
-    path = folder / name
-    if name == "run.json":
+    path = folder / draw.choice(["run.json", "config.yaml", "curves.csv"])
+    if path.name == "run.json":
+        facts = {draw.choice(FACTS): draw.value() for _ in range(2)}
         path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
     else:
+        content = draw.bytes(40)
         path.write_bytes(path.read_bytes()[: len(content) * 20] + content)
     with contextlib.suppress(UserError):
         assert compare([folder, place / "b"]).table
 
 
-@bounded(40)
-@given(lines=st.lists(st.binary(max_size=30) | rows, max_size=4))
-def test_text_to_prepare(place, capfd, lines):
+@cases(40)
+def test_text_to_prepare(place, capfd, draw):
+    row = {name: draw.value() for name in draw.some(lambda: draw.choice(["text", "x"]), 2)}
+    lines = draw.some(lambda: draw.choice([draw.bytes(30), json.dumps(row).encode()]), 4)
     (place / "t.jsonl").write_bytes(b"\n".join(lines))
     shutil.rmtree(place / "out", ignore_errors=True)
     options = ["--out", "out", "--domain", "d", "--tokenizer", "byte", "--workers", "1"]
     survives(capfd, ["data", "prepare", "t.jsonl", *options])
 
 
-@bounded(3)
-@given(
-    mixer=st.sampled_from(["Attention", "Top1Chunk", "Top1Element", "DeltaNet", "RWKV7", "Based"]),
-    heads=st.integers(1, 4),
-    options=st.fixed_dictionaries(
-        {
-            "model.feed_forward": st.sampled_from(["GeGLU", "SwiGLU", "null"]),
-            "model.norm": st.sampled_from(["rmsnorm", "layernorm"]),
-            "model.tie_embeddings": st.sampled_from(["true", "false"]),
-            "model.learned_positions": st.sampled_from(["0", "48", "5"]),
-            "data.sequence_length": st.sampled_from(["1", "2", "48"]),
-            "data.eval_tokens": st.sampled_from(["1", "192"]),
-            "trainer.gradient_clip_val": st.sampled_from(["0", "null", "1.0"]),
-        }
-    ),
-)
-def test_whole_runs(shards, tmp_path_factory, without_figures, capfd, mixer, heads, options):
-    mixers = json.dumps({"a": {"class_path": mixer, "init_args": {"n_heads": heads}}})
-    options |= {"model.mixers": mixers, "trainer.max_steps": 2, "data.root": shards}
-    run = tmp_path_factory.mktemp("whole") / "run"
-    survives(capfd, ["fit", *flags(**{**TINY, **MODEL, **options, "run_dir": run})])
+@cases(3)
+def test_whole_runs(shards, tmp_path, without_figures, capfd, draw):
+    mixer = draw.choice(["Attention", "Top1Chunk", "Top1Element", "DeltaNet", "RWKV7", "Based"])
+    options = {
+        "model.mixers": json.dumps({"a": {"class_path": mixer, "init_args": {"n_heads": draw.randint(1, 4)}}}),
+        "model.feed_forward": draw.choice(["GeGLU", "SwiGLU", "null"]),
+        "model.norm": draw.choice(["rmsnorm", "layernorm"]),
+        "model.tie_embeddings": draw.choice(["true", "false"]),
+        "model.learned_positions": draw.choice(["0", "48", "5"]),
+        "data.sequence_length": draw.choice(["1", "2", "48"]),
+        "data.eval_tokens": draw.choice(["1", "192"]),
+        "trainer.gradient_clip_val": draw.choice(["0", "null", "1.0"]),
+        "trainer.max_steps": 2,
+        "data.root": shards,
+        "run_dir": tmp_path / "run",
+    }
+    survives(capfd, ["fit", *flags(**{**TINY, **MODEL, **options})])
