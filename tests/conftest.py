@@ -7,7 +7,6 @@ import time
 
 import filelock
 import pytest
-import torch
 
 from seqarch import cli, versions
 from seqarch.data import verified
@@ -67,6 +66,8 @@ def pytest_runtest_setup(item):
     Import fla as our ops do, before a test imports its layers. On a GPU an `Experiment` lets PyTorch multiply
     float32 in TF32 from then on; tests that follow in its process must not.
     """
+    import torch  # not above: pytest-xdist's controller runs no test, and its workers wait for it
+
     torch.set_float32_matmul_precision("highest")
     torch.manual_seed(int(os.environ.get("SEQARCH_TEST_SEED", "0")))
     if item.get_closest_marker("gpu") and importlib.util.find_spec("fla"):
@@ -79,6 +80,8 @@ def pytest_runtest_setup(item):
 def pytest_runtest_teardown(item):
     """Give back cached GPU memory, which other processes of pytest-xdist may need."""
     if item.get_closest_marker("gpu"):
+        import torch
+
         torch.cuda.empty_cache()
 
 
@@ -87,6 +90,8 @@ def most_gpu_memory(tmp_path_factory):
     """Wait until no other process of this run holds tensors of tens of GiB on the GPU, and give this test's back."""
     with filelock.FileLock(tmp_path_factory.getbasetemp().parent / "gpu_memory.lock"):
         yield
+        import torch
+
         gc.collect()
         torch.cuda.empty_cache()
 
