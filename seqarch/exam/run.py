@@ -9,7 +9,7 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.data.files import READ
 from seqarch.data.manifest import SPLITS
 from seqarch.data.prepare import prepare
-from seqarch.data.shards import list_domains, open_domain
+from seqarch.data.shards import MANIFEST, open_domain
 from seqarch.data.tokenizers import ByteTokenizer, MixtralTokenizer
 from seqarch.errors import UserError, absent, say
 from seqarch.exam.derive import Recipe, Size, check, find_models, load_size
@@ -152,7 +152,7 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
     """
     if not folder.is_dir():
         raise absent("folder", folder, "--data names one")
-    names, known = [*train, *ood], list_domains(folder)
+    names, known = [*train, *ood], sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))
     if {*names} <= {*known}:
         return folder
     files = {name: text_files(folder, name, names) for name in names}
