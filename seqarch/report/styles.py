@@ -1,17 +1,19 @@
 """The style of each model: colour, marker and dashes, the same in all figures.
 
-`LOOKS` holds the models of this library. Related ones have related colours. Other models, such as those of plug-ins,
-take a look by a digest of their name, so that it stays from figure to figure. Most colours are those of Okabe and Ito,
-"Color Universal Design" (2008, https://jfly.uni-koeln.de/color/).
+`styles.csv` holds the models of this library. Related ones have related colours. Other models, such as those of
+plug-ins, take a look by a digest of their name, so that it stays from figure to figure. Most colours are those of Okabe
+and Ito, "Color Universal Design" (2008, https://jfly.uni-koeln.de/color/).
 """
 
 import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from seqarch.report.runs import Group
+from seqarch.tables import read_csv
 
 FEW = 7
 """The most models of a report whose panels all have one size."""
@@ -41,31 +43,8 @@ class Style:
 
 
 LOOKS = {
-    "Attention": Style("#000000", "o"),
-    "transformer": Style("#7f7f7f", "D", 1),
-    "window_16": Style("#bbbb55", "<", 2),
-    "window_64": Style("#8a8a1f", "d"),
-    "window_256": Style("#5c5c14", ">", 1),
-    "Top1Chunk": Style("#0072b2", "s"),
-    "top1_chunk_approx": Style("#56b4e9", "8", 1),
-    "Top1Element": Style("#00426b", "*", 2),
-    "NSA": Style("#0a9fb5", "P", 1),
-    "RWKV7": Style("#cc79a7", ">"),
-    "RWKV6": Style("#8f4a72", "<", 1),
-    "RWKV5": Style("#dda6c4", "X", 2),
-    "RWKV7Shell": Style("#7b3294", "H", 1),
-    "Mamba2": Style("#009e73", "p"),
-    "Mamba1": Style("#006247", "v", 1),
-    "hybrid_mamba2_attention": Style("#66c7ab", "^", 1),
-    "hybrid_mamba2_top1_chunk": Style("#004d38", "P", 2),
-    "DeltaNet": Style("#d55e00", "P"),
-    "GatedDeltaNet": Style("#e69f00", "h"),
-    "GatedDeltaNet2": Style("#b35900", "D", 1),
-    "hybrid_gated_delta_net_attention": Style("#f0bf55", "^", 1),
-    "hybrid_gated_delta_net_top1_chunk": Style("#8f6300", "v", 2),
-    "Based": Style("#a6611a", "^"),
-    "TaylorLinearAttention": Style("#c98f55", "s", 1),
-    "GatedConvolution": Style("#6b3e10", "X", 2),
+    row["name"]: Style(row["colour"], row["marker"], int(row["dash"]))
+    for row in read_csv(Path(__file__).with_name("styles.csv"))
 }
 """By the class of the mixer or the name of the recipe."""
 ALIASES = {"transformer_pp": "Attention"}
