@@ -29,22 +29,14 @@ def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations]) -
     if not low < high:
         return []
     losses = np.linspace(high, low, 5)[1:]
-    means = [np.mean([[tokens_to_reach(one, loss) for loss in losses] for one in side], axis=0) for side in sides]
+    means = [np.mean([tokens_to_reach(one, losses) for one in side], axis=0) for side in sides]
     return [Level(*map(float, row)) for row in zip(losses, *means, np.divide(*means), strict=True)]
 
 
-def tokens_to_reach(run: Evaluations, loss: float) -> float:
-    """Tokens at which the in-domain loss is `loss` for the first time, `inf` if never.
+def tokens_to_reach(run: Evaluations, losses: np.ndarray) -> np.ndarray:
+    """The tokens at which each of some in-domain losses is reached for the first time, `inf` if never.
 
-    Between two evaluations the loss is a straight line in the logarithm of the tokens.
+    Between two new lows of the loss it is a straight line in the logarithm of the tokens.
     """
-    order = np.argsort(run.tokens)
-    tokens, losses = run.tokens[order].astype(np.float64), run.in_domain[order]
-    reached = np.flatnonzero(losses <= loss)
-    if not len(reached):
-        return float("inf")
-    after = int(reached[0])
-    if after == 0:
-        return float(tokens[0])
-    share = (losses[after - 1] - loss) / (losses[after - 1] - losses[after])
-    return float(tokens[after - 1] ** (1 - share) * tokens[after] ** share)
+    lows, first = np.unique(np.minimum.accumulate(run.in_domain), return_index=True)
+    return np.exp(np.interp(losses, lows, np.log(run.tokens[first]), left=np.inf))

@@ -13,14 +13,13 @@ def course(speed=1.0, points=24):
 
 
 def test_tokens_lie_on_the_line_between_two_evaluations():
-    assert tokens_to_reach(course(), 5 - 0.5 * np.log(2500)) == pytest.approx(2500)
-    assert tokens_to_reach(course(), -1.0) == np.inf
-    assert tokens_to_reach(course(), 2.0) == 1000
+    losses = np.array([5 - 0.5 * np.log(2500), -1.0, 2.0])
+    assert tokens_to_reach(course(), losses) == pytest.approx([2500, np.inf, 1000])
 
 
 def test_the_first_time_counts():
     run = Evaluations(np.array([1, 2, 3, 4]), np.array([3.0, 2.0, 2.5, 1.0]), {})
-    assert tokens_to_reach(run, 2.0) == 2
+    assert tokens_to_reach(run, np.array([2.0, 2.25, 1.5])) == pytest.approx([2, 2**0.75, 8**0.5])
 
 
 def test_a_run_twice_as_fast_needs_half_the_tokens():
