@@ -36,7 +36,6 @@ from seqarch.runs.layout import (
 )
 from seqarch.runs.record import read_config, read_record, status, write_config, write_record
 from seqarch.training.branches import copy_measurements
-from seqarch.training.callbacks.train_loss import TrainLoss
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.going_on import measures_alike, origin_of, read_on
@@ -237,7 +236,6 @@ def describe_run(path: Path, trainer: Any, pl_module: Any, config: dict[str, Any
         "seed": config["seed_everything"],
         "data_seed": data.seed,
         "max_steps": trainer.max_steps,
-        "next_learning_rate_until": next(x.next_rate_until for x in trainer.callbacks if isinstance(x, TrainLoss)),
         "sequences_per_step": data.sequences_per_step,
         **({"documents": data.document_shares()} if data.document_mask else {}),
         "tokenizer": data.tokenizer.name,

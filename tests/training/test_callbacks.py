@@ -217,18 +217,6 @@ def test_logged_learning_rate_is_the_one_that_the_step_was_taken_with(fit, monke
     assert [event.value for event in scalars.Scalars("other/learning_rate")] == pytest.approx(used)
 
 
-def test_record_says_up_to_which_step_an_older_version_logged_the_next_learning_rate(run_dir, fit):
-    assert json.loads((run_dir / "run.json").read_text())["next_learning_rate_until"] == 0
-    stop_after(run_dir, 2)
-    path = run_dir / "checkpoints/step_00000002.ckpt"
-    content = torch.load(path, weights_only=True)
-    del content["callbacks"]["TrainLoss"]["next_rate_until"]
-    torch.save(content, path)
-    fit()
-    assert json.loads((run_dir / "run.json").read_text())["next_learning_rate_until"] == 2
-    assert read_checkpoint(checkpoints(run_dir)[-1])["callbacks"]["TrainLoss"]["next_rate_until"] == 2
-
-
 def test_tensorboard_shows_what_was_logged_and_nothing_else(finished, capfd):
     scalars = EventAccumulator(str(finished)).Reload()
     tags = scalars.Tags()["scalars"]

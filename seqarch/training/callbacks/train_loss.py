@@ -29,8 +29,6 @@ class TrainLoss(EveryNSteps):
         self._batches = 0
         self._rate = math.nan
         self._reduce: Any = None
-        self.next_rate_until = 0
-        """Up to this step an earlier version logged, with each step, the learning rate of the next one."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -60,14 +58,10 @@ class TrainLoss(EveryNSteps):
     def state_dict(self) -> dict[str, Any]:
         # the mean over processes, since each of them goes on from the one that is saved
         totals = {tag: self._reduced(total) for tag, total in self._totals.items()}
-        return {"totals": totals, "batches": self._batches, "next_rate_until": self.next_rate_until}
+        return {"totals": totals, "batches": self._batches}
 
     def _reduced(self, total: Tensor) -> Tensor:
         return self._reduce(total, reduce_op="mean")
-
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        state = checkpoint["callbacks"].get(self.state_key, {})
-        self.next_rate_until = state.get("next_rate_until", checkpoint["global_step"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if "totals" in state_dict:
