@@ -37,9 +37,9 @@ def costs(group: Group) -> Costs:
         mfu=over_runs(group.runs, tags.MFU, np.median),
         peak_gib=over_runs(group.runs, tags.PEAK_MEMORY, np.max),
         minutes_a_run=float(np.mean(minutes)) if minutes else None,
-        hardware="; ".join(dict.fromkeys(map(hardware, group.runs))),
+        hardware="; ".join(dict.fromkeys(map(_hardware, group.runs))),
         commits=list(dict.fromkeys(str(run.facts["commit"]) for run in group.runs if run.facts.get("commit"))),
-        versions="; ".join(dict.fromkeys(map(versions, group.runs))),
+        versions="; ".join(dict.fromkeys(map(_versions, group.runs))),
     )
 
 
@@ -50,13 +50,13 @@ def over_runs(runs: Sequence[Run], tag: str, what: Any) -> float | None:
     return float(what(joined)) if len(joined) else None
 
 
-def hardware(run: Run) -> str:
+def _hardware(run: Run) -> str:
     """ "1 x NVIDIA H200"."""
     noted = run.facts.get("hardware") or {}
     return f"{noted.get('devices', '?')} x {noted.get('device', 'unknown')}"
 
 
-def versions(run: Run) -> str:
+def _versions(run: Run) -> str:
     """ "seqarch 0.1.0, torch 2.13.0", without packages that were not installed."""
     return ", ".join(f"{name} {version}" for name, version in (run.facts.get("versions") or {}).items() if version)
 

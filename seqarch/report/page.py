@@ -9,16 +9,14 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 
-from seqarch.errors import UserError
 from seqarch.report.capabilities import Measured
-from seqarch.report.costs import costs, hardware, versions
 from seqarch.report.draft import EARLY, MIN_OVERLAP
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
 from seqarch.report.panels import Picture
 from seqarch.report.roles import OOD
-from seqarch.report.runs import Group, Run
-from seqarch.report.tables import budget_rows, gap_rows
+from seqarch.report.runs import Group
+from seqarch.report.tables import budget_rows, gap_rows, models
 from seqarch.runs.keys import flatten, may_differ
 from seqarch.tables import readable
 
@@ -56,8 +54,7 @@ def render(findings: Findings, pictures: Mapping[str, tuple[Path, Picture]]) -> 
             min_overlap=f"{MIN_OVERLAP:g}",
             figures=[(figure, *pictures[figure.name]) for figure in FIGURES if figure.name in pictures],
             capabilities=capability_table(findings),
-            facts=_describe(findings, _facts),
-            origins=_describe(findings, _origin),
+            models=_models(findings),
             differences=_differences(findings.groups),
         )
     )
@@ -118,50 +115,11 @@ def _capability(one: Measured | None) -> Cell:
     return Cell(f"{one.value.value:.3g}", "number", "; ".join([*notes, f"step {one.step}"]))
 
 
-def _describe(findings: Findings, describe: Any) -> Table:
-    """A row per run with the texts that `describe` gives."""
-    described = [describe(run) for _, run in findings.runs]
-    rows = [
-        [Cell(run.name, "name"), Cell(str(run.seed), "number"), *map(_fact, row.values())]
-        for (_, run), row in zip(findings.runs, described, strict=True)
-    ]
-    return ["run", "seed", *described[0]], rows
-
-
-def _facts(run: Run) -> dict[str, str]:
-    facts, took = run.facts, costs(Group(run.name, [run]))
-    counted = " (counted)" if facts.get("flops_counted") else ""
-    return {
-        "status": run.status,
-        "parameters": _count(facts.get("parameters")),
-        "steps": f"{run.steps} of {facts.get('max_steps', '?')}",
-        "tokens": readable(run.tokens),
-        "tokens/s": _count(took.tokens_per_second),
-        "MFU": "not logged" if took.mfu is None else f"{took.mfu:.1%}{counted}",
-        "peak memory": "not logged" if took.peak_gib is None else f"{took.peak_gib:.2f} GiB",
-        "evaluations": _evaluations(run),
-    }
-
-
-def _evaluations(run: Run) -> str:
-    """The number of complete evaluations, and the number that is left out."""
-    try:
-        complete, left_out = len(run.evaluations.step), run.evaluations_left_out
-    except UserError:  # of a run without losses, which a report shows for its results of seqarch eval
-        return "none to compare"
-    return f"{complete}" + (f" ({left_out} incomplete, left out)" if left_out else "")
-
-
-def _origin(run: Run) -> dict[str, str]:
-    facts = run.facts
-    commit = str(facts.get("commit") or "unknown")
-    return {
-        "mixers": ", ".join(f"{name}: {kind}" for name, kind in (facts.get("mixers") or {}).items()) or "unknown",
-        "hardware": hardware(run),
-        "started": str(facts.get("started") or "unknown")[:16].replace("T", " "),
-        "commit": commit[:10] + ("-dirty" if commit.endswith("-dirty") else ""),
-        "versions": versions(run) or "unknown",
-    }
+def _models(findings: Findings) -> Table:
+    """`models.csv` with a column per model, without rows that are empty."""
+    header, rows = models(findings)
+    head, *facts = zip(header, *rows, strict=True)
+    return head, [[Cell(name, "name"), *map(_fact, values)] for name, *values in facts if {*values} - {None, ""}]
 
 
 def _differences(groups: Sequence[Group]) -> Table | None:
@@ -175,14 +133,13 @@ def _differences(groups: Sequence[Group]) -> Table | None:
     return ["setting", *(group.name for group in groups)], rows
 
 
-def _fact(text: str) -> Cell:
+def _fact(value: Any) -> Cell:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Cell(readable(value) if value >= 1000 else f"{value:.4g}", "number")
+    text = "" if value is None else str(value)
     return Cell(text, "number" if len(text) < 32 else "long")
 
 
 def _weights(train: Mapping[str, float]) -> str:
     weighted = [f"{name} {weight:g}" for name, weight in train.items()]
     return ", ".join(weighted) if len(train) > 1 else next(iter(train), "unknown")
-
-
-def _count(value: float | None) -> str:
-    return "not logged" if value is None else readable(float(value))

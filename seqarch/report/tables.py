@@ -37,8 +37,9 @@ def models(findings: Findings) -> Table:
     """A row per model: its settings, final losses (means of the seeds) and costs; empty where nothing was noted."""
     header = (
         *("run", "seeds", "status", "mixers", "parameters", "steps", "tokens", "sequence_length", "tokenizer", "train"),
-        *("in_domain_loss", _loss_column(findings), "tokens_per_second", "mfu", "peak_gib", "minutes_a_run"),
-        *("hardware", "commits", "versions"),
+        "evaluations_left_out",
+        *("in_domain_loss", _loss_column(findings), "tokens_per_second", "mfu", "flops_counted", "peak_gib"),
+        *("minutes_a_run", "hardware", "commits", "versions"),
     )
     rows: list[tuple[Any, ...]] = []
     for group in findings.groups:
@@ -53,8 +54,9 @@ def models(findings: Findings) -> Table:
             group.tokens,
             *(facts.get(key) for key in ("sequence_length", "tokenizer")),
             " ".join(facts.get("train") or {}),
+            None if findings.no_losses else sum(run.evaluations_left_out for run in group.runs),
         )
-        speed = (took.tokens_per_second, took.mfu, took.peak_gib, took.minutes_a_run)
+        speed = (took.tokens_per_second, took.mfu, facts.get("flops_counted"), took.peak_gib, took.minutes_a_run)
         rows.append(
             (group.name, *what, final[0], final[-1], *speed, took.hardware, "; ".join(took.commits), took.versions)
         )

@@ -23,7 +23,6 @@ from seqarch.report.convergence import tokens_to_reach
 from seqarch.report.costs import costs
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
-from seqarch.report.page import _facts
 from seqarch.report.panels import STYLE, panels, write
 from seqarch.report.runs import Group
 from seqarch.report.tables import write_tables
@@ -182,7 +181,7 @@ def test_page_tells_gaps_facts_and_differences(made):
         "_top1_$chunk$<b> against transformer_pp, a draft: +0.05",
         "It has no interval",
         "1.65M",
-        "400 of 400",
+        "tokens_per_second",
         "21k",
         "torch 2.13.0",
         "0123456789",
@@ -194,12 +193,17 @@ def test_page_tells_gaps_facts_and_differences(made):
     assert "triton" not in text  # not installed there
 
 
-@pytest.mark.parametrize(("counted", "said"), [(True, "25.0% (counted)"), (False, "25.0%")])
-def test_utilisation_says_that_operations_are_counted(tmp_path, counted, said):
-    folder = write_run(tmp_path / "a", "a", facts={"flops_counted": counted})
-    head, *rows = (folder / "curves.csv").read_text().splitlines()
-    (folder / "curves.csv").write_text("\n".join([f"{head},throughput/mfu", *(f"{row},0.25" for row in rows)]) + "\n")
-    assert _facts(load_run(folder))["MFU"] == said
+def test_models_say_that_operations_were_counted_and_evaluations_left_out(tmp_path):
+    folder = write_run(tmp_path / "a", "a", facts={"flops_counted": True})
+    head, *lines = (folder / "curves.csv").read_text().splitlines()
+    cells = [[*line.split(","), "0.25"] for line in lines]
+    place = head.split(",").index("loss/ood/code")
+    next(row for row in cells if row[place])[place] = "nan"
+    text = "\n".join([f"{head},throughput/mfu", *map(",".join, cells)])
+    (folder / "curves.csv").write_text(f"{text}\n")
+    write_tables(Findings.read([folder]), tmp_path)
+    (row,) = rows(tmp_path / "models.csv")
+    assert (row["mfu"], row["flops_counted"], row["evaluations_left_out"]) == ("0.25", "True", "1")
 
 
 @pytest.mark.usefixtures("unpainted")
