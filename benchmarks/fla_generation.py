@@ -9,7 +9,6 @@ static cache.
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from benchmarks.script import run
 from seqarch.arguments import Count, check_limits
 from seqarch.bench.fla_models import COUNTERPARTS, SHARED, build, check_packages
 from seqarch.bench.generation import WARM_UP, bench_generation, check_new, generation_job, summary, time_steps
-from seqarch.bench.jobs import Job, answer
+from seqarch.bench.jobs import Job
 from seqarch.bench.mixers import find_recipes
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import mark, seconds_between, start
@@ -89,12 +88,9 @@ def main() -> None:
     for path in find_recipes(args.recipes):
         jobs.append(generation_job(path, ["compiled"], {}, (), **sizes))
         if path.stem in COUNTERPARTS:
-            jobs.append(Job(path.stem, "benchmarks.fla_generation", {"name": path.stem, **sizes}, "fla"))
+            jobs.append(Job(path.stem, "benchmarks.fla_generation:time_fla", {"name": path.stem, **sizes}, "fla"))
     bench_generation(jobs, args.csv)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        answer(time_fla)
-    else:
-        run(main)
+    run(main)

@@ -10,7 +10,6 @@ model is compiled block by block, with its own compiled loss.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.script import run
-from seqarch.bench.jobs import Job, answer
+from seqarch.bench.jobs import Job
 from seqarch.bench.mixers import bench_mixers, find_recipes
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import draw_tokens, time_training
@@ -142,14 +141,11 @@ def main() -> None:
     jobs: list[Job] = []
     for path in map(str, find_recipes(args.recipes) * args.rounds):
         name, steps = Path(path).stem, {"steps": args.steps}
-        jobs.append(Job(name, "seqarch.bench.training_step", {"recipe": path, "overrides": {}, **steps}))
+        jobs.append(Job(name, "seqarch.bench.training_step:time_recipe", {"recipe": path, "overrides": {}, **steps}))
         options = {"name": name, **shape_of(path), **steps}
-        jobs += [Job(name, "benchmarks.published_step", {"of": of, **options}, of) for of in args.of]
+        jobs += [Job(name, "benchmarks.published_step:time_published", {"of": of, **options}, of) for of in args.of]
     bench_mixers(jobs, args.csv, own_caches=args.own_caches)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        answer(time_published)
-    else:
-        run(main)
+    run(main)

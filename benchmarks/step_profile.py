@@ -15,7 +15,6 @@ three. The rate is the median of all. `calls` and `us` are per step. "(gaps)" is
 
 import contextlib
 import re
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.script import run
-from seqarch.bench.jobs import Job, answer, run_job
+from seqarch.bench.jobs import Job, run_job
 from seqarch.bench.mixers import find_recipes, line
 from seqarch.bench.rows import Row, report_failures
 from seqarch.bench.training_step import time_recipe
@@ -217,10 +216,8 @@ def profile_all(recipes: Sequence[Path], overrides: Mapping[str, Any], options: 
     said = " ".join(f"{key}={value}" for key, value in options.model.items())
     rows, errors = [], []
     for path in recipes:
-        job = Job(
-            path.stem, "benchmarks.step_profile", {"recipe": str(path), "overrides": overrides, "steps": options.steps}
-        )
-        row = run_job(job, options.own_caches)
+        arguments = {"recipe": str(path), "overrides": overrides, "steps": options.steps}
+        row = run_job(Job(path.stem, "benchmarks.step_profile:profile_recipe", arguments), options.own_caches)
         print(line(row), said, flush=True)
         if "error" in row:
             errors.append(row["error"])
@@ -238,7 +235,4 @@ def profile_all(recipes: Sequence[Path], overrides: Mapping[str, Any], options: 
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        answer(profile_recipe)
-    else:
-        run(main)
+    run(main)

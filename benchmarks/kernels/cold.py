@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from seqarch.bench.jobs import Job, answer, run_job
+from seqarch.bench.jobs import Job, run_job
 from seqarch.bench.rows import Row
 from seqarch.bench.timing import draw, forward_backward
 from seqarch.kernels import attention_entropy, top1_chunk_attention, top1_element_attention
@@ -19,7 +19,7 @@ def rows() -> Iterator[Row]:
     """Yield the seconds from the call to its result, forward and backward, with compilation and tuning."""
     for D in (64, 128):
         for op, T in LENGTHS.items():
-            done = run_job(Job(op, "benchmarks.kernels.cold", {"op": op, "D": D}), own_caches=False)
+            done = run_job(Job(op, "benchmarks.kernels.cold:first_call", {"op": op, "D": D}), own_caches=False)
             if "error" in done:
                 raise RuntimeError(f"the first call of {op} failed in its own process: {done['error']}")
             yield {"name": f"first call, {op}", "B": 1, "T": T, "H": 4, "D": D, "p50": done["p50"], "unit": "s"}
@@ -41,7 +41,3 @@ def _call(op: str, tensors: list[torch.Tensor]) -> Callable[[], Any]:
     if op == "element":
         return forward_backward(top1_element_attention, tensors)
     return forward_backward(top1_chunk_attention, tensors, selection=op)
-
-
-if __name__ == "__main__":
-    answer(first_call)

@@ -2,8 +2,6 @@
 
 On an H100 or H200, fla's kernels choose among the settings that won there (`seqarch.kernels.fla_tuning`), as in
 our recipes.
-
-`python -m seqarch.bench.fla_models '{"name": "rwkv7_110m", ...}'` times one and prints its row as JSON.
 """
 
 import dataclasses
@@ -12,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import Precision, draw_tokens, time_training
 from seqarch.errors import UserError, refused
@@ -107,7 +104,3 @@ def check_packages(name: str) -> None:
 def _require(module: str, who: str, packages: str, install: str) -> None:
     with refused(f"{who} needs {packages} ({install})", ImportError, why=True):
         fla_module(module, spread=None)  # imports any package; only settings of fla's kernels are recorded
-
-
-if __name__ == "__main__":
-    answer(time_model)

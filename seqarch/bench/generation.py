@@ -1,7 +1,4 @@
-"""`seqarch bench generation`: prompts read and tokens drawn by whole models, each in a process of its own.
-
-`python -m seqarch.bench.generation '{"recipe": "rwkv7_110m", ...}'` times one model and prints its rows as JSON.
-"""
+"""`seqarch bench generation`: prompts read and tokens drawn by whole models, each in a process of its own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqarch.bench.jobs import Job, answer, run_job
+from seqarch.bench.jobs import Job, run_job
 from seqarch.bench.rows import Row, Table, report_failures, shown
 from seqarch.bench.training_step import PERCENTS, mark, seconds_between, start, time_steps
 from seqarch.errors import UserError, one_line
@@ -54,9 +51,9 @@ def generation_job(
 ) -> Job:
     """The job that times a recipe or, without one, a Llama of Hugging Face's transformers."""
     if recipe is None:
-        return Job(LLAMA, "seqarch.bench.generation_llama", sizes, "transformers")
+        return Job(LLAMA, "seqarch.bench.generation_llama:time_llama", sizes, "transformers")
     options = {"recipe": str(recipe), "modes": modes, "overrides": overrides, "allow_code": [*allow_code], **sizes}
-    return Job(recipe.stem, "seqarch.bench.generation", options)
+    return Job(recipe.stem, "seqarch.bench.generation:time_recipe", options)
 
 
 def line(row: Row) -> str:
@@ -184,7 +181,3 @@ def check_new(new: int) -> None:
     """Refuse a number of new tokens that leaves no step to time."""
     if new <= WARM_UP:
         raise UserError(f"--new must be more than the {WARM_UP} tokens of the warm-up, not {new}")
-
-
-if __name__ == "__main__":
-    answer(time_recipe)

@@ -1,7 +1,4 @@
-"""Times a Llama of Hugging Face's transformers with its static cache, in the shape of `transformer_pp_110m`.
-
-`python -m seqarch.bench.generation_llama '{"prompt": 50000, ...}'` prints its rows as JSON.
-"""
+"""Times a Llama of Hugging Face's transformers with its static cache, in the shape of `transformer_pp_110m`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +7,6 @@ import torch
 from torch import Tensor
 
 from seqarch.bench.generation import WARM_UP, guarded, summary
-from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
 from seqarch.bench.training_step import time_steps
 from seqarch.errors import UserError, refused
@@ -86,7 +82,3 @@ def draw(forward: Callable[..., Any], cache: Any, one: Tensor, steps: int) -> tu
         one.copy_(torch.multinomial(logits.softmax(-1), 1))
 
     return sum(time_steps(step, WARM_UP, one.device)), time_steps(step, steps, one.device)
-
-
-if __name__ == "__main__":
-    answer(time_llama)

@@ -1,14 +1,18 @@
-"""Runs each measurement in its own process: options go there as JSON, a row comes back as JSON."""
+"""Runs each measurement in its own process: options go there as JSON, a row comes back as JSON.
+
+`python -m seqarch.bench.jobs MODULE:FUNCTION '{"recipe": "rwkv7_110m", ...}'` is such a process.
+"""
 
 import dataclasses
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from seqarch.bench.rows import Row
@@ -21,10 +25,10 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A model to time: its name, the module and options of the process that prints its row, and whose model it is."""
+    """A model to time: its name, the function "module:name" that gives its row, with options, and whose model it is."""
 
     name: str
-    module: str
+    function: str
     options: Mapping[str, Any]
     of: str = "seqarch"
 
@@ -39,7 +43,7 @@ def run_job(job: Job, own_caches: bool) -> Row:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # compilers may still write
         caches = {} if own_caches else {name: os.path.join(folder, name.lower()) for name in CACHES}
         done = subprocess.run(
-            [sys.executable, "-m", job.module, json.dumps(dict(job.options))],
+            [sys.executable, "-m", "seqarch.bench.jobs", job.function, json.dumps(dict(job.options))],
             env={**os.environ, **caches, "PYTHONFAULTHANDLER": "1"},
             capture_output=True,
             text=True,
@@ -50,11 +54,11 @@ def run_job(job: Job, own_caches: bool) -> Row:
     return {"name": job.name, "of": job.of, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def answer(timed: Callable[..., Row]) -> None:
-    """The process of a job: print the row that `timed` gives for the options of the command line, or its error."""
+def answer(function: str, options: str) -> None:
+    """The process of a job: print the row that the function gives for the options, which are JSON, or its error."""
     warnings.filterwarnings("ignore")
     try:
-        row = timed(**json.loads(sys.argv[1]))
+        row = pkgutil.resolve_name(function)(**json.loads(options))
     except Exception as error:
         if (message := str(error) if isinstance(error, UserError) else of_memory(error)) is None:
             raise
@@ -71,3 +75,7 @@ def _reason(code: int, stderr: str) -> str:
     traceback = next((index for index, line in enumerate(lines) if line.startswith("Current thread")), None)
     last = lines[-STDERR_LINES:] if traceback is None else lines[traceback + 1 :][:STDERR_LINES]
     return "; ".join((f"stopped by signal {-code} ({signal.strsignal(-code)})", *last))
+
+
+if __name__ == "__main__":
+    answer(*sys.argv[1:])

@@ -23,7 +23,7 @@ def recipe_job(
     """The job that times a recipe; arguments as for `seqarch.bench.training_step.time_recipe`."""
     options: dict[str, Any] = {"recipe": str(recipe), "overrides": overrides, "steps": steps}
     options |= {"allow_code": list(allow_code), "documents": documents}
-    return Job(recipe.stem, "seqarch.bench.training_step", options)
+    return Job(recipe.stem, "seqarch.bench.training_step:time_recipe", options)
 
 
 def find_recipes(names: Sequence[str]) -> list[Path]:
@@ -95,4 +95,5 @@ def _counterparts(job: Job, ours: Row) -> list[Job]:
     if job.name not in COUNTERPARTS:
         return []
     options = {"name": job.name, **{key: ours[key] for key in ("micro_batch_size", "sequence_length", "steps")}}
-    return [Job(job.name, "seqarch.bench.fla_models", {**options, "precision": each}, "fla") for each in PRECISIONS]
+    time = "seqarch.bench.fla_models:time_model"
+    return [Job(job.name, time, {**options, "precision": each}, "fla") for each in PRECISIONS]

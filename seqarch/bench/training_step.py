@@ -1,7 +1,4 @@
-"""One training step, timed: forward, backward, clipping and the optimizer, as `seqarch fit` runs them.
-
-`python -m seqarch.bench.training_step '{"recipe": ..., ...}'` times a recipe and prints its row as JSON.
-"""
+"""One training step, timed: forward, backward, clipping and the optimizer, as `seqarch fit` runs them."""
 
 import itertools
 import time
@@ -14,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqarch.bench.jobs import answer
 from seqarch.bench.rows import Row
 from seqarch.data.packing import as_documents
 
@@ -195,7 +191,3 @@ def time_recipe(
         "documents": documents,
         **row,
     }
-
-
-if __name__ == "__main__":
-    answer(time_recipe)

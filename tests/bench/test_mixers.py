@@ -101,18 +101,18 @@ def test_bundled_recipes_are_found_from_anywhere(tmp_path, monkeypatch):
 def fake(tmp_path, monkeypatch):
     """Makes jobs whose process prints a given row, raises for `None`, or ends itself by a given signal."""
     (tmp_path / "fake_job.py").write_text(
-        "import json, os, sys\n"
-        "row = json.loads(sys.argv[1])['row']\n"
-        "if row is None: raise RuntimeError('the GPU is gone')\n"
-        "if 'signal' in row:\n"
-        "    print(row.get('said', 'too much'), file=sys.stderr, flush=True)\n"
-        "    os.kill(os.getpid(), row['signal'])\n"
-        "print('noise')\n"
-        "print(json.dumps({**row, 'cache': os.environ['TRITON_CACHE_DIR']}))\n"
+        "import os, sys\n"
+        "def time(row):\n"
+        "    if row is None: raise RuntimeError('the GPU is gone')\n"
+        "    if 'signal' in row:\n"
+        "        print(row.get('said', 'too much'), file=sys.stderr, flush=True)\n"
+        "        os.kill(os.getpid(), row['signal'])\n"
+        "    print('noise')\n"
+        "    return {**row, 'cache': os.environ['TRITON_CACHE_DIR']}\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "mine")
-    return lambda name, row, of="seqarch": Job(name, "fake_job", {"row": row}, of)
+    return lambda name, row, of="seqarch": Job(name, "fake_job:time", {"row": row}, of)
 
 
 MEASURED = {"tokens_per_s": 5.0, "p20": 4.0, "p80": 6.0, "start_up_s": 1.0, "parameters": 9, "loss_first": 3.0}
@@ -239,16 +239,14 @@ def test_counterparts_run_at_the_size_of_ours():
 def test_counterparts_need_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     options = {"name": "rwkv7_110m", "micro_batch_size": 1, "sequence_length": 8, "steps": 1, "precision": "bf16-true"}
-    monkeypatch.setattr(sys, "argv", ["fla_models", json.dumps(options)])
-    answer(fla_models.time_model)
+    answer("seqarch.bench.fla_models:time_model", json.dumps(options))
     assert json.loads(capsys.readouterr().out) == {
         "error": "--against fla needs an NVIDIA GPU, and PyTorch sees none here"
     }
 
 
-def test_a_process_without_enough_memory_answers_in_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["job", "{}"])
-    answer(lambda: {"loss": torch.empty(2**50)})
+def test_a_process_without_enough_memory_answers_in_one_line(capsys):
+    answer("torch:empty", json.dumps({"size": [2**50]}))
     said = f"there is not enough memory for {4 * 2**50} bytes: choose smaller sizes"
     assert json.loads(capsys.readouterr().out) == {"error": said}
 
