@@ -40,7 +40,7 @@ def run_exam(request: Request) -> None:
         exam, failed = train(exam, pool)
     findings = compared(exam)
     for verdict in [judge(exam, candidate, failed, findings) for candidate in exam.candidates]:
-        figures = ", index.html, scatter.png" if verdict.compared else ""
+        figures = ", index.html, scatter.png" if verdict.conclusion else ""
         say(f"\n{verdict_text(verdict)}\n\nwrote {verdict.folder}/verdict.md, verdict.json{figures}")
     if findings is not None and len(findings.groups) > 2:
         names = [entrant.name for entrant in exam.entrants]

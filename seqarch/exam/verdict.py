@@ -49,39 +49,16 @@ class Floor:
     """Why there is no gap."""
 
 
-@dataclass(frozen=True)
-class Data:
-    """What both models were trained on."""
-
-    train: Mapping[str, float] | None
-    """The domains with their weights."""
-    ood: Sequence[str] | None
-    tokenizer: str | None
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The finished runs of both models. Mappings have the keys "candidate" and "reference"."""
-
-    conclusion: str
-    """The verdict in one sentence, the draft of runs without finished models, or why there is neither."""
-    finished: Gap | None
-    """The gap between finished models."""
-    draft: Draft | None
-    """The gap during training."""
-    rates: dict[str, list[Rung]]
-    floor: Floor | None
-    final: dict[str, dict[str, float]]
-    """The losses of the last evaluation, by domain."""
-    convergence: list[Level]
-    costs: dict[str, Costs]
-    data: Data
+COMPARED = ("conclusion", "finished", "draft", "rates", "floor", "final", "costs")
+DATA = ("train", "ood", "tokenizer", "tokens")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one candidate."""
+    """The verdict on one candidate. Mappings have the keys "candidate" and "reference".
+
+    All after `missing` is empty until both models have a finished run.
+    """
 
     candidate: Entrant
     reference: Entrant
@@ -89,16 +66,36 @@ class Verdict:
     folder: Path
     missing: list[dict[str, str]] = field(default_factory=list)
     """The runs that are not finished, each with `run` and `why`."""
-    compared: Compared | None = None
-    """`None` until both models have a finished run."""
+    conclusion: str = ""
+    """The verdict in one sentence, the draft of runs without finished models, or why there is neither."""
+    finished: Gap | None = None
+    """The gap between finished models."""
+    draft: Draft | None = None
+    """The gap during training."""
+    rates: dict[str, list[Rung]] = field(default_factory=dict)
+    floor: Floor | None = None
+    final: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The losses of the last evaluation, by domain."""
+    convergence: list[Level] = field(default_factory=list)
+    costs: dict[str, Costs] = field(default_factory=dict)
+    train: Mapping[str, float] | None = None
+    """The training domains with their weights."""
+    ood: Sequence[str] | None = None
+    tokenizer: str | None = None
+    tokens: int = 0
+    """What both models were trained on."""
 
     @property
     def sides(self) -> dict[str, Entrant]:
         return {"candidate": self.candidate, "reference": self.reference}
 
+    @property
+    def ratio(self) -> float:
+        """The candidate's parameters over the reference's."""
+        return self.candidate.parameters / self.reference.parameters
+
     def plain(self) -> dict[str, Any]:
         """The verdict as JSON's values; infinite and unknown numbers are `None`."""
-        counts = {side: each.parameters for side, each in self.sides.items()}
         values: dict[str, Any] = {
             "candidate": self.candidate.name,
             "reference": self.reference.name,
@@ -106,15 +103,18 @@ class Verdict:
             "folder": str(self.folder),
             "missing": self.missing,
             "state_share": {side: each.state_share for side, each in self.sides.items()},
-            "parameters": {**counts, "ratio": counts["candidate"] / counts["reference"]},
+            "parameters": {side: each.parameters for side, each in self.sides.items()} | {"ratio": self.ratio},
         }
-        if (both := self.compared) is not None:
-            values |= asdict(both) | {"convergence": [level._asdict() for level in both.convergence]}
-            for side, rungs in both.rates.items():
+        if self.conclusion:
+            every = asdict(self)
+            values |= {name: every[name] for name in COMPARED}
+            values |= {"convergence": [level._asdict() for level in self.convergence]}
+            values |= {"data": {name: every[name] for name in DATA}}
+            for side, rungs in self.rates.items():
                 chosen = [rung.rate in self.sides[side].rates for rung in rungs]
                 values["rates"][side] = [{**asdict(one), "chosen": it} for one, it in zip(rungs, chosen, strict=True)]
-            if both.finished is not None:
-                values["finished"] |= {"settled": both.finished.settled, "word": both.finished.word}
+            if self.finished is not None:
+                values["finished"] |= {"settled": self.finished.settled, "word": self.finished.word}
         return json.loads(json.dumps(values), parse_constant=lambda name: None)
 
 
@@ -145,7 +145,7 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], findings: F
     if findings is not None and any(group.name == candidate.name for group in findings.groups):
         both = findings.only([each.name for each in (exam.reference, candidate, exam.neighbour) if each])
         Comparison(both).write(folder)
-        verdict = replace(verdict, compared=_compared(both, exam, candidate))
+        verdict = _compared(verdict, both, exam)
     with replaced(folder) as new:
         write_json(new / "verdict.json", verdict.plain())
         write_text(new / "verdict.md", verdict_text(verdict) + "\n")
@@ -165,12 +165,13 @@ def _why(run: Path, failed: Mapping[str, str]) -> str:
     return next(above, None) or next(ladder, "not trained")
 
 
-def _compared(findings: Findings, exam: Exam, candidate: Entrant) -> Compared:
-    comparison = findings.comparisons[candidate.name]
+def _compared(verdict: Verdict, findings: Findings, exam: Exam) -> Verdict:
+    """The verdict with what the finished runs of both models say."""
+    comparison = findings.comparisons[verdict.candidate.name]
     group, reference = comparison.group, findings.reference
     sides = {"candidate": group, "reference": reference}
-    facts = reference.runs[0].facts
-    return Compared(
+    return replace(
+        verdict,
         conclusion=comparison.sentence,
         finished=comparison.finished,
         draft=comparison.draft,
@@ -179,7 +180,8 @@ def _compared(findings: Findings, exam: Exam, candidate: Entrant) -> Compared:
         final={side: each.final_losses() for side, each in sides.items()},
         convergence=convergence(group.evaluations, reference.evaluations),
         costs={side: costs(each) for side, each in sides.items()},
-        data=Data(facts.get("train"), facts.get("ood"), facts.get("tokenizer"), min(group.tokens, reference.tokens)),
+        **{name: reference.runs[0].facts.get(name) for name in ("train", "ood", "tokenizer")},
+        tokens=min(group.tokens, reference.tokens),
     )
 
 
@@ -193,22 +195,15 @@ def _floor(findings: Findings, exam: Exam) -> Floor | None:
 
 def verdict_text(verdict: Verdict) -> str:
     """The verdict as a page of Markdown."""
-    both = verdict.compared
-    options: dict[str, Any] = {"verdict": verdict, "similar": SIMILAR, "near": NEAR, "both": both}
-    options["ratio"] = verdict.candidate.parameters / verdict.reference.parameters
-    if both is not None:
-        role = OOD if both.data.ood else HOLD_OUT
-        tables = {
-            "budgets": budget_rows(both.finished) if both.finished else [],
-            "rates": _rate_rows(verdict, both),
-            "losses": _loss_rows(verdict, both, role),
-            "convergence": _level_rows(verdict, both),
-            "costs": _cost_rows(verdict, both),
-        }
-        options["tables"] = {name: "\n".join(markdown(rows)) for name, rows in tables.items() if rows}
-        options["role"] = role
-        options["commits"] = sorted({commit for side in both.costs.values() for commit in side.commits})
-    return _template().render(options).rstrip()
+    role, rows = OOD if verdict.ood else HOLD_OUT, {}
+    if verdict.conclusion:
+        rows = {"rates": _rate_rows(verdict), "losses": _loss_rows(verdict, role), "costs": _cost_rows(verdict)}
+        rows |= {"budgets": budget_rows(verdict.finished) if verdict.finished else []}
+        rows |= {"convergence": _level_rows(verdict)}
+    tables = {name: "\n".join(markdown(each)) for name, each in rows.items() if each}
+    commits = sorted({commit for side in verdict.costs.values() for commit in side.commits})
+    facts = {"similar": SIMILAR, "near": NEAR, "role": role, "tables": tables, "commits": commits}
+    return _template().render(verdict=verdict, **facts).rstrip()
 
 
 @functools.cache
@@ -222,13 +217,13 @@ def _names(verdict: Verdict) -> list[str]:
     return [each.name for each in verdict.sides.values()]
 
 
-def _rate_rows(verdict: Verdict, both: Compared) -> list[list[str]]:
+def _rate_rows(verdict: Verdict) -> list[list[str]]:
     """The learning-rate ladders; another rate makes a gap of the size of the floor."""
-    if not both.rates:
+    if not verdict.rates:
         return []
-    at = dict(sorted((rung.factor, rung.rate) for rungs in both.rates.values() for rung in rungs))
+    at = dict(sorted((rung.factor, rung.rate) for rungs in verdict.rates.values() for rung in rungs))
     rows = [["learning rate", *(f"{rate:g} (shared)" if factor == 1 else f"{rate:g}" for factor, rate in at.items())]]
-    for side, rungs in both.rates.items():
+    for side, rungs in verdict.rates.items():
         cells = {rung.factor: _rung(rung, rung.rate in verdict.sides[side].rates) for rung in rungs}
         rows.append([verdict.sides[side].name, *(cells.get(factor, "") for factor in at)])
     return rows
@@ -241,30 +236,30 @@ def _rung(rung: Rung, chosen: bool) -> str:
     return f"**{losses}**" if chosen else losses
 
 
-def _loss_rows(verdict: Verdict, both: Compared, role: Role) -> list[list[str]]:
+def _loss_rows(verdict: Verdict, role: Role) -> list[list[str]]:
     """The losses at the end, and the gaps during training."""
-    gaps = both.draft.gaps if both.draft else {}
+    gaps = verdict.draft.gaps if verdict.draft else {}
     rows = [["loss, nats per token", *_names(verdict), f"gap during training at equal {role.equal}"]]
-    for name, mine in both.final["candidate"].items():
+    for name, mine in verdict.final["candidate"].items():
         label = role.inside if name == IN_DOMAIN else f"{role.short}, {'mean' if name == MEAN else name}"
         gap = f"{gaps[name]:+.3f}" if name in gaps else ""
-        rows.append([label, f"{mine:.3f}", f"{both.final['reference'][name]:.3f}", gap])
+        rows.append([label, f"{mine:.3f}", f"{verdict.final['reference'][name]:.3f}", gap])
     return rows
 
 
-def _level_rows(verdict: Verdict, both: Compared) -> list[list[str]]:
-    if not both.convergence:
+def _level_rows(verdict: Verdict) -> list[list[str]]:
+    if not verdict.convergence:
         return []
     candidate, reference = _names(verdict)
     return [
-        ["tokens to an in-domain loss of", *(f"{level.loss:.2f}" for level in both.convergence)],
-        [candidate, *(readable(level.tokens) for level in both.convergence)],
-        [reference, *(readable(level.reference) for level in both.convergence)],
-        ["ratio", *(f"{level.ratio:.2f}" for level in both.convergence)],
+        ["tokens to an in-domain loss of", *(f"{level.loss:.2f}" for level in verdict.convergence)],
+        [candidate, *(readable(level.tokens) for level in verdict.convergence)],
+        [reference, *(readable(level.reference) for level in verdict.convergence)],
+        ["ratio", *(f"{level.ratio:.2f}" for level in verdict.convergence)],
     ]
 
 
-def _cost_rows(verdict: Verdict, both: Compared) -> list[list[str]]:
+def _cost_rows(verdict: Verdict) -> list[list[str]]:
     counts = [each.parameters for each in verdict.sides.values()]
     shares = [each.state_share for each in verdict.sides.values()]
     rows = [["", *_names(verdict), "ratio"]]
@@ -273,12 +268,12 @@ def _cost_rows(verdict: Verdict, both: Compared) -> list[list[str]]:
         cells = ["not known" if share is None else f"{share:.1%}" for share in shares]
         rows.append(["state, share of a key/value cache", *cells, ""])
     for key, (label, shown) in COSTS.items():
-        mine, other = (getattr(both.costs[side], key) for side in verdict.sides)
+        mine, other = (getattr(verdict.costs[side], key) for side in verdict.sides)
         if mine and other:
             rows.append([label, shown.format(mine), shown.format(other), f"{mine / other:.2f}"])
-    at = both.finished.headline.effective if both.finished else ()
+    at = verdict.finished.headline.effective if verdict.finished else ()
     if at:
-        speeds = [speed for side in verdict.sides if (speed := both.costs[side].tokens_per_second)]
+        speeds = [speed for side in verdict.sides if (speed := verdict.costs[side].tokens_per_second)]
         rows.append(["tokens to equal loss", *map(readable, at), f"{at[0] / at[1]:.2f}"])
         if len(speeds) == 2:
             seconds = [tokens / speed for tokens, speed in zip(at, speeds, strict=True)]

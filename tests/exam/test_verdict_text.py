@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from seqarch.exam.plan import Entrant, Rung
-from seqarch.exam.verdict import Compared, Data, Floor, Verdict, verdict_text
+from seqarch.exam.verdict import Floor, Verdict, verdict_text
 from seqarch.report.convergence import Level
 from seqarch.report.costs import Costs
 from seqarch.report.draft import Draft
@@ -32,32 +32,28 @@ FINISHED = Gap(
     seeds=(0, 1),
     change=Change(0.24, 0.02, pairs=2),
 )
-COMPARED = Compared(
-    conclusion="mine is worse than other: ...",
-    finished=FINISHED,
-    draft=Draft({"code": 0.02}, 40, (2.0, 3.0)),
-    rates={},
-    floor=None,
-    final={"candidate": {"in_domain": 2.0, "code": 3.0}, "reference": {"in_domain": 2.1, "code": 3.1}},
-    convergence=[Level(2.5, 1e6, 2e6, 0.5)],
-    costs={"candidate": replace(COSTS, tokens_per_second=500.0), "reference": COSTS},
-    data=Data({"web": 1.0}, ["code"], "mixtral", 10**8),
-)
 RECIPE = {"model": {"learning_rate": 1e-3}}
 VERDICT = Verdict(
     Entrant("mine", RECIPE, 105, "code", 0.0625),
     Entrant("other", RECIPE, 100, "code", 1.0),
     "small",
     Path("out"),
-    [],
-    COMPARED,
+    conclusion="mine is worse than other: ...",
+    finished=FINISHED,
+    draft=Draft({"code": 0.02}, 40, (2.0, 3.0)),
+    final={"candidate": {"in_domain": 2.0, "code": 3.0}, "reference": {"in_domain": 2.1, "code": 3.1}},
+    convergence=[Level(2.5, 1e6, 2e6, 0.5)],
+    costs={"candidate": replace(COSTS, tokens_per_second=500.0), "reference": COSTS},
+    train={"web": 1.0},
+    ood=["code"],
+    tokenizer="mixtral",
+    tokens=10**8,
 )
 
 
 def changed(verdict: Verdict = VERDICT, **changes) -> str:
-    """The words of a verdict in which fields of `compared` have other values, in single blanks."""
-    assert verdict.compared is not None
-    return " ".join(verdict_text(replace(verdict, compared=replace(verdict.compared, **changes))).split())
+    """The words of a verdict in which fields have other values, in single blanks."""
+    return " ".join(verdict_text(replace(verdict, **changes)).split())
 
 
 def test_every_number_is_in_its_table():
@@ -109,7 +105,9 @@ def test_what_limits_a_verdict_is_said():
 
 
 def test_without_runs_there_is_no_verdict():
-    assert "There is no verdict yet" in verdict_text(replace(VERDICT, compared=None))
+    assert "There is no verdict yet" in verdict_text(
+        Verdict(VERDICT.candidate, VERDICT.reference, "small", Path("out"))
+    )
 
 
 def test_the_rates_of_the_seeds_are_bold_and_the_floor_is_said():
@@ -137,7 +135,7 @@ def test_what_was_not_measured_is_left_out():
 
 def test_the_json_has_no_infinity_and_names_what_was_chosen():
     rates = {"candidate": [Rung(1.0, 1e-3, float("inf"), float("inf"))]}
-    plain = replace(VERDICT, compared=replace(COMPARED, rates=rates)).plain()
+    plain = replace(VERDICT, rates=rates).plain()
     assert plain["rates"]["candidate"] == [
         {"factor": 1.0, "rate": 1e-3, "in_domain": None, "compared": None, "chosen": True}
     ]
