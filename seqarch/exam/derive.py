@@ -30,7 +30,7 @@ import numpy as np
 from seqarch.arguments import COUNT
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, refused
-from seqarch.exam.request import meant
+from seqarch.exam.request import Models, meant
 from seqarch.experiment.checker import check_tree
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.parser import recipe_parser
@@ -281,12 +281,12 @@ def load_size(name: str, options: Mapping[str, str], length: int | None = None) 
     return Size(recipe)
 
 
-def find_models(size: Size, request: Any) -> list[tuple[str, Recipe]]:
+def find_models(size: Size, request: Models) -> list[tuple[str, Recipe]]:
     """The models of an exam or a rung at a size, the reference first, each by its name in the exam.
 
     Args:
         size: what the models are derived for.
-        request: with `mixers`, `against`, `options` and `allow_code`, as `Request` has them.
+        request: names the models.
 
     Raises:
         UserError: what is wrong in a name, an option or a recipe; two of the models are the same.

@@ -20,37 +20,46 @@ LIMITS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-    """The options of an exam. `seqarch exam` takes them and their help from here.
+class Models:
+    """The models that `seqarch exam` or `seqarch scale` trains, and how. Both take these options and their help.
 
     Args:
         mixers: what is examined: mixers by their class, or recipes by name or file.
         against: the reference, named like --mixer.
-        size: tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens per run),
-            medium (110M parameters, 1.05B tokens per run) or long (102,400 tokens per sequence, a first look).
-        length: tokens per sequence, for another length than the size's; a step keeps its number of tokens.
         data: folder of shards, or of text files called <domain>; by default the data of the size's recipe.
         seeds: runs of each model.
-        ladder: whether each model trains at its own best learning rate, chosen in domain; by default at small and
-            medium, if they have branches.
         workers: runs to make at the same time; by default one per GPU, or one per core of a CPU. More runs than GPUs
             share them.
-        out: folder of exams; exams of one size share a folder in it.
         allow_code: packages whose classes the recipes may name.
         options: values by dotted keys: `mixer.chunk_size` for the one mixer, `trainer.max_steps` for every model.
     """
 
     mixers: Sequence[str]
     against: str = "TransformerPlusPlus"
-    size: str = "tiny"
-    length: Count | None = None
     data: str | None = None
     seeds: Runs = 3
-    ladder: bool | None = None
     workers: Runs | None = None
-    out: str = "runs/exam"
     allow_code: Sequence[str] = ()
     options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request(Models):
+    """The options of an exam.
+
+    Args:
+        size: tiny (minutes on a CPU), draft (minutes on a GPU, a first look), small (a GPU, 340M tokens per run),
+            medium (110M parameters, 1.05B tokens per run) or long (102,400 tokens per sequence, a first look).
+        length: tokens per sequence, for another length than the size's; a step keeps its number of tokens.
+        ladder: whether each model trains at its own best learning rate, chosen in domain; by default at small and
+            medium, if they have branches.
+        out: folder of exams; exams of one size share a folder in it.
+    """
+
+    size: str = "tiny"
+    length: Count | None = None
+    ladder: bool | None = None
+    out: str = "runs/exam"
 
 
 ALIASES = {"TransformerPlusPlus": "transformer_pp", "Transformer++": "transformer_pp", "Transformer": "transformer"}

@@ -26,6 +26,7 @@ from seqarch.errors import UserError, say
 from seqarch.exam.derive import Size, check, find_models, load_size, shape_of
 from seqarch.exam.plan import Entrant, Exam
 from seqarch.exam.pool import Pool, share_gpus
+from seqarch.exam.request import Models
 from seqarch.exam.request import Request as ExamRequest
 from seqarch.exam.run import plan_of
 from seqarch.exam.train import train
@@ -130,11 +131,10 @@ def _plan(request: Request, out: Path, size: Size, before: Exam | Size) -> Exam:
         if not recipe["model"].get("base_width"):  # muP scales the parts of the rate in the model itself
             rate = transferred(rate, there, without_embedding(fact.parameters, recipe))
         recipe["model"]["learning_rate"] = rate
-    same = {name: getattr(request, name) for name in ("mixers", "against", "data", "seeds", "allow_code")}
+    same = {each.name: getattr(request, each.name) for each in dataclasses.fields(Models)}
     first = not isinstance(before, Exam)
-    exam_request = ExamRequest(
-        **same, out=str(out), size=readable(facts[0].parameters), ladder=request.ladder and first
-    )
+    rung = readable(facts[0].parameters)
+    exam_request = ExamRequest(**same, out=str(out), size=rung, ladder=request.ladder and first)
     exam = plan_of(exam_request, size, models)
     return exam if first else _with_near_rates(exam, before)
 

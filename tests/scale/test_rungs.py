@@ -65,7 +65,7 @@ def scale(shards, tmp_path, monkeypatch):
 
 
 def asked_of(shards, **options):
-    return Request(["Top1Chunk"], ["0.05M", "0.1M"], data=str(shards), options=OPTIONS, **options)
+    return Request(["Top1Chunk"], sizes=["0.05M", "0.1M"], data=str(shards), options=OPTIONS, **options)
 
 
 @pytest.mark.parametrize(("more", "power"), [({}, -1 / 3), ({"model.base_width": "32"}, 0)])
