@@ -82,6 +82,15 @@ def test_medium_and_long_are_the_published_models(path):
     assert {key: derived[key] for key in architecture} == {key: model[key] for key in architecture}
 
 
+def test_a_100k_recipe_under_base_long_is_trained_as_in_the_exam():
+    """`benchmarks/long_models.sh` trains so, and keeps the checkpoints."""
+    path = str(RECIPES / "rwkv7_shell_window_256_100k.yaml")
+    flags = [f"--{key}={value}" for key, value in {**ON_A_CPU, "ood_loss.every_n_steps": 100}.items()]
+    alone = Experiment([f"--config={path}", "--config=base/long", *flags]).config
+    examined = Experiment.from_recipe(find_model(load_size("long", ON_A_CPU), path, {})[1]).config
+    assert {**alone, "run_dir": ""} == {**examined, "run_dir": ""}
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_the_reference_is_the_recipe_of_the_size(name):
     size = load_size(name, {})
