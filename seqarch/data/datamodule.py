@@ -4,7 +4,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
@@ -24,6 +24,7 @@ from seqarch.data.packing import (
     Pack,
     WholeDocuments,
     segments_of,
+    spread,
     usual_documents,
     usual_lengths,
 )
@@ -283,11 +284,11 @@ class TextDataModule(Limited, LightningDataModule):
         def document(row: int) -> int:
             return whole.tokens.domain.document("holdout", whole.tokens.token_range(row)[0])
 
-        rows = _spread(range(len(whole.tokens)), self.eval_tokens // self.sequence_length)
+        rows = spread(range(len(whole.tokens)), self.eval_tokens // self.sequence_length)
         if len({*map(document, rows)}) < (fewest := min(self.eval_documents, len(rows))):
             first = {document(row): row for row in reversed(range(len(whole.tokens)))}
-            kept = _spread(sorted(first.values()), fewest)
-            others = _spread([row for row in rows if row not in kept], len(rows) - len(kept))
+            kept = spread(sorted(first.values()), fewest)
+            others = spread([row for row in rows if row not in kept], len(rows) - len(kept))
             rows = sorted([*kept, *others][: len(rows)])
         tokens, documents = torch.stack([whole.tokens[row] for row in rows]), torch.tensor([*map(document, rows)])
         segments = None if whole.segments is None else torch.stack([whole.segments[row] for row in rows])
@@ -326,8 +327,8 @@ class TextDataModule(Limited, LightningDataModule):
         for sequences, weight in zip(self._splits, self.train.values(), strict=False):
             borders = itertools.pairwise(itertools.accumulate(sequences.counts, initial=0))
             shards = [range(first, stop) for first, stop in borders if first < stop]
-            rows = list(itertools.chain.from_iterable(_spread(shards, SAMPLE_SHARDS)))
-            rows = _spread(rows, int(tokens * weight / total) // self.sequence_length)
+            rows = list(itertools.chain.from_iterable(spread(shards, SAMPLE_SHARDS)))
+            rows = spread(rows, int(tokens * weight / total) // self.sequence_length)
             segments = None if (of := segments_of(sequences)) is None else torch.stack([of[row] for row in rows])
             sample.append((weight / total, torch.stack([sequences[row] for row in rows]), segments))
         return sample
@@ -365,9 +366,3 @@ class TextDataModule(Limited, LightningDataModule):
     def unigram_entropy(self, domain: str) -> float:
         """Nats per token of the hold-out for a model that knows only token frequencies: the number to beat."""
         return open_domain(self._splits[0].domain.folder.parent, domain).manifest.splits["holdout"].unigram_entropy
-
-
-def _spread(items: Sequence[Any], n: int) -> list[Any]:
-    """`n` evenly spread items: at least one, at most all."""
-    n = min(len(items), max(1, n))
-    return [items[i * len(items) // n] for i in range(n)]

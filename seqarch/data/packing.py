@@ -5,8 +5,9 @@ The *segments* of a sequence number its documents from 1 on. Tokens that only fi
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -188,7 +189,7 @@ def best_fit(sizes: list[int], room: int) -> list[int]:
 
 def usual_documents(sequences: DocumentSequences, rows: int) -> int:
     """A power of two that the documents in `rows` sequences hardly ever exceed: six standard deviations above."""
-    pieces = sequences.pieces(_spread(len(sequences), 1 << 16))
+    pieces = sequences.pieces(np.array(spread(range(len(sequences)), 1 << 16)))
     bound = min(rows * pieces.max(), rows * pieces.mean() + 6 * rows**0.5 * pieces.std())
     return 1 << int(bound).bit_length()
 
@@ -202,7 +203,7 @@ def usual_lengths(mixture: list[tuple[float, DocumentSequences]], n: int = 16) -
     """
     lengths, shares = [], []
     for share, sequences in mixture:
-        for row in (rows := _spread(len(sequences), 256)).tolist():
+        for row in (rows := spread(range(len(sequences)), 256)):
             _, tokens = np.unique(sequences.segments(row)[:-1].numpy(), return_counts=True)
             lengths.append(tokens)
             shares.append(share / len(rows) * tokens / tokens.sum())
@@ -212,10 +213,10 @@ def usual_lengths(mixture: list[tuple[float, DocumentSequences]], n: int = 16) -
     return joined[order][places].tolist()
 
 
-def _spread(size: int, n: int) -> np.ndarray:
-    """`n` evenly spread indices of `size`, at most all."""
-    n = min(size, n)
-    return np.arange(n) * size // n
+def spread(items: Sequence[Any], n: int) -> list[Any]:
+    """`n` evenly spread items: at least one, at most all."""
+    n = min(len(items), max(1, n))
+    return [items[i * len(items) // n] for i in range(n)]
 
 
 def predicted(segments: Tensor) -> Tensor:

@@ -33,8 +33,9 @@ import numpy as np
 from seqarch.errors import UserError
 from seqarch.report.documents import common_documents
 from seqarch.report.estimates import BudgetGap, Change, Estimate, Gap
-from seqarch.report.interval import NORMAL, half_width, half_widths, moderated, over_pairs
+from seqarch.report.interval import half_width, half_widths, moderated, over_pairs
 from seqarch.report.runs import Evaluations
+from seqarch.runs.results import NORMAL
 from seqarch.tables import read_csv, readable
 
 Seeds = Mapping[int, Evaluations]

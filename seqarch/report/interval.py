@@ -15,8 +15,6 @@ import numpy as np
 
 PRIOR = 1.25
 """Degrees of freedom of the pooled variance in each model's variance (`d0`), at most those that it has."""
-NORMAL = 1.959964
-"""97.5 % quantile of the normal distribution."""
 
 
 def over_pairs(values: np.ndarray, axis: int = 0) -> np.ndarray:

@@ -20,7 +20,7 @@ from seqarch.runs.layout import result_paths, step_of
 IDENTITY = ("task", "version", "rows", "settings", "tokenizer", "prefix", "precision", "checkpoint")
 """The entries that must be equal for two results to be the same measurement."""
 
-Z = 1.959964
+NORMAL = 1.959964
 """The standard normal quantile of a 95 % interval."""
 
 
@@ -35,7 +35,7 @@ def interval(samples: np.ndarray) -> tuple[float, float]:
 
         wilson = binomtest(int(samples.sum()), n).proportion_ci(method="wilson")
         return float(wilson.low), float(wilson.high)
-    half = Z * float(samples.std(ddof=1)) / n**0.5 if n > 1 else float("inf")
+    half = NORMAL * float(samples.std(ddof=1)) / n**0.5 if n > 1 else float("inf")
     return mean - half, mean + half
 
 

@@ -9,8 +9,8 @@ from seqarch.errors import UserError
 from seqarch.report.documents import DocumentLosses
 from seqarch.report.estimates import COPIES, TOLERANCE, Gap
 from seqarch.report.gap import CURVATURE, FinishedModels, fixed_weights, pair_gaps, seed_pairs, tokens_at
-from seqarch.report.interval import NORMAL
 from seqarch.report.runs import Evaluations
+from seqarch.runs.results import NORMAL
 
 TOKENS = np.array([10e6, 20e6, 40e6, 80e6])
 IN_DOMAIN = np.array([4.0, 3.8, 3.6, 3.5])
