@@ -18,7 +18,7 @@ from tests.exam.conftest import SHRUNK
 
 
 def exam(shards, out, site, **env):
-    options = {**SHRUNK, "trainer.callbacks": "[tests.exam.ctrl_c.CtrlC]"}
+    options = {**SHRUNK, "trainer.max_steps": 20, "trainer.callbacks": "[tests.exam.ctrl_c.CtrlC]"}
     args = ["--mixer", "RunningMean", "--mixer.gain", "0.5", "--seeds", "1", "--data", shards, "--out", out]
     args += ["--allow_code", "tests", "--workers", "1"]
     env = {
