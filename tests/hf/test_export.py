@@ -19,7 +19,15 @@ from seqarch.data.tokenizers import begin_document, load_tokenizer
 from seqarch.errors import UserError
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.weights import write_content
-from tests.data.test_tokenizer_files import CORPUS, TEKKEN, SentencePieceTrainer, files, world_file  # noqa: F401 - a fixture
+from tests.data.test_tokenizer_files import (
+    CORPUS,
+    ENTRIES,
+    SentencePieceTrainer,
+    files,  # noqa: F401 - a fixture
+    tekken_file,
+    tiktoken_file,
+    world_file,
+)
 from tests.data.test_tokenizer_files import TEXTS as FILE_TEXTS
 from tests.hf.conftest import checkpoint
 from tests.hf.test_model import MIXERS, loaded
@@ -32,7 +40,6 @@ from seqarch.hf.export import export, export_weights
 from seqarch.hf.imports import import_model
 from seqarch.hf.tokenizer import as_hugging_face
 
-ENTRIES = 3000
 FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors", "modeling_seqarch.py"}
 TEXTS = [
     "", "Hello world", " leading", "two  spaces", "tab\tnew\nline\r\n", "naïve café 漢字 🙂\u200b", "</s> <s> <unk>",
@@ -51,20 +58,11 @@ def drawn(count):
 
 def small_tiktoken(folder, like) -> Any:
     """A file of few entries that splits text as one of `like` entries."""
-    entries = json.loads(TEKKEN.read_text())["vocab"][:ENTRIES]
-    (folder / "small.tiktoken").write_text("".join(f"{each['token_bytes']} {each['rank']}\n" for each in entries))
+    path = tiktoken_file(folder)
     with mock.patch.dict(TIKTOKEN, {ENTRIES: TIKTOKEN[like]}):
-        ours = find_tokenizer(str(folder / "small.tiktoken"))
+        ours = find_tokenizer(str(path))
         ours.encode("")  # reads the file
     return ours
-
-
-def small_tekken(folder):
-    content = json.loads(TEKKEN.read_text())
-    content["vocab"] = content["vocab"][:ENTRIES]
-    content["config"]["default_vocab_size"] = ENTRIES + content["config"]["default_num_special_tokens"]
-    (folder / "tekken.json").write_text(json.dumps(content))
-    return find_tokenizer(str(folder / "tekken.json"))
 
 
 def pieces(folder, **options):
@@ -79,7 +77,7 @@ def pieces(folder, **options):
 TOKENIZERS = {
     "byte": lambda _: load_tokenizer("byte"),
     "mixtral": lambda _: load_tokenizer("mixtral"),
-    "tekken": small_tekken,
+    "tekken": lambda folder: find_tokenizer(str(tekken_file(folder))),
     **{f"tiktoken {count}": functools.partial(small_tiktoken, like=count) for count in TIKTOKEN},
     "unigrams": pieces,
     "pairs": functools.partial(pieces, model_type="bpe", user_defined_symbols=["seqarch!"]),
