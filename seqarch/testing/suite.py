@@ -232,8 +232,9 @@ class MixerSuite(MixerHarness):
             mixer = self.build(configuration, dtype)
             for length, inputs in self.of_each_length(mixer, configuration):
                 state = mixer.init_state(2, length, "cpu", dtype)
+                pieces = self.splits(length)[way or length == max(self.lengths)]  # token by token costs most
                 with torch.no_grad():
-                    for piece in inputs.cut(self.splits(length)[way]):
+                    for piece in inputs.cut(pieces):
                         self.run(mixer, piece, state=state)
                 real, claimed = sum(storages(state).values()) / 2, mixer.state_bytes(length, dtype)
                 assert real == claimed, f"T={length}, {dtype}: the state takes {real} bytes, state_bytes says {claimed}"
@@ -262,11 +263,13 @@ class MixerSuite(MixerHarness):
         expected = [self.run(mixer, inputs) for inputs in sequences]
         states = [mixer.init_state(2, length, "cpu", torch.float64) for _ in sequences]
         outputs: list[list[Tensor]] = [[], []]
-        for t in range(length):
-            for index, inputs in enumerate(sequences):
-                token = inputs.map(lambda tensor, at=t: tensor[:, at : at + 1].clone())
-                outputs[index].append(self.run(mixer, token, state=states[index]).clone())
-                token.map(lambda tensor: tensor.fill_(math.nan))
+        tokens = min(length, self.piece + 1)  # then in pieces, of which a state must keep no view either
+        rest = self.splits(length - tokens)[1]
+        for pieces in zip(*(inputs.cut([1] * tokens + rest) for inputs in sequences), strict=True):
+            for index, inputs in enumerate(pieces):
+                piece = inputs.map(lambda tensor: tensor.clone())
+                outputs[index].append(self.run(mixer, piece, state=states[index]).clone())
+                piece.map(lambda tensor: tensor.fill_(math.nan))
         assert not storages(states[0]).keys() & storages(states[1]).keys(), "two states share memory"
         for index in (0, 1):
             actual = torch.cat(outputs[index], dim=1)

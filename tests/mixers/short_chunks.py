@@ -10,7 +10,8 @@ import pytest
 from seqarch.testing import MixerSuite
 
 TRACED: dict[str, Any] = {"backend": "eager", "fullgraph": True}
-"""Options of `torch.compile` for a mixer of PyTorch's own operators whose recurrence another mixer compiles."""
+"""Options of `torch.compile` for a mixer of PyTorch's own operators whose recurrence, or whose op, a test of another
+mixer or of ops compiles with AOTAutograd: that takes three quarters of the time."""
 
 
 class ShortChunks(MixerSuite):

@@ -20,6 +20,7 @@ from seqarch.testing.compare import relative_error
 from seqarch.testing.harness import Inputs, MixerHarness
 from tests.kernels.precision import assert_near_float64
 from tests.mixers.gradients import outputs_and_gradients
+from tests.mixers.short_chunks import TRACED
 
 
 class TestAttention(MixerSuite):
@@ -47,6 +48,7 @@ class TestTop1Element(MixerSuite):
 
 class TestTop1Chunk(MixerSuite):
     mixer = Top1Chunk
+    compile_options: ClassVar = TRACED
     options: ClassVar = [
         {"n_heads": 4, "chunk_size": 8},
         {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "temperature": 0.2},

@@ -16,7 +16,7 @@ from seqarch.mixers.attention import Attention
 from seqarch.mixers.based import Based, GatedConvolution, TaylorLinearAttention, based_kind
 from seqarch.testing import MixerSuite
 from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64
-from tests.mixers.short_chunks import ShortChunks
+from tests.mixers.short_chunks import TRACED, ShortChunks
 
 reference = importlib.import_module("seqarch.kernels.taylor_attention")  # a function has its name
 
@@ -49,16 +49,19 @@ class BasedWindow(Based):
 class TestBased(ShortChunks):
     reference = reference
     mixer = Based
+    compile_options: ClassVar = TRACED
     options: ClassVar = {"n_heads": 2, "feature_dim": 4}
 
 
 class TestBasedConvolution(MixerSuite):
     mixer = BasedConvolution
+    compiles = False  # the layer inside does, and `Based` with another one
     options: ClassVar = {"n_heads": 2}
 
 
 class TestBasedWindow(MixerSuite):
     mixer = BasedWindow
+    compiles = False  # as above
     options: ClassVar = {"n_heads": 2, "window": 5}
 
 

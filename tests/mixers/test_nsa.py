@@ -12,6 +12,7 @@ from seqarch.errors import UserError
 from seqarch.kernels import blocks
 from seqarch.mixers.nsa import NSA, NSACore
 from seqarch.testing import MixerSuite
+from tests.mixers.short_chunks import TRACED
 
 C, K, W = 4, 4, 6
 H, HK, D = 6, 2, 8
@@ -19,6 +20,7 @@ H, HK, D = 6, 2, 8
 
 class TestNSA(MixerSuite):
     mixer = NSA
+    compile_options: ClassVar = TRACED
     options: ClassVar = [
         {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 3, "selected_chunks": 4, "window": 5},
         {"n_heads": 4, "n_kv_heads": 1, "chunk_size": 2, "selected_chunks": 3, "window": 2, "position": "none"},

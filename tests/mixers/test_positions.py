@@ -13,6 +13,7 @@ from seqarch.mixers.attention import Attention
 from seqarch.mixers.positions import PositionEncoding, alibi_slopes, apply_rope, rope_tables
 from seqarch.mixers.rwkv7 import RWKV7Shell
 from seqarch.testing import MixerSuite
+from tests.mixers.short_chunks import TRACED
 
 
 def rotated(x: torch.Tensor, position: int, base: float = 10000.0) -> torch.Tensor:
@@ -86,6 +87,7 @@ class Shift(PositionEncoding):
 
 class TestPositionOfOnesOwn(MixerSuite):
     mixer = Attention
+    compile_options: ClassVar = TRACED
     options: ClassVar = [{"n_heads": 4, "position": Shift}]
 
 

@@ -32,11 +32,13 @@ from tests.mixers.short_chunks import TRACED, ShortChunks
 class TestRWKV7(ShortChunks):
     reference = chunks
     mixer = RWKV7
+    compile_options: ClassVar = TRACED
     options: ClassVar = {"n_heads": 4}
 
 
 class TestRWKV7Shell(MixerSuite):
     mixer = RWKV7Shell
+    compile_options: ClassVar = TRACED
     options: ClassVar = [{"n_heads": 4}, {"n_heads": 4, "core": SoftmaxCore(5), "position": "none", "qk_norm": True}]
 
 
@@ -82,6 +84,7 @@ class OnlyForward(Mixer):
 
 class TestRWKV7ShellWithAPlugin(MixerSuite):
     mixer = RWKV7Shell
+    compile_options: ClassVar = TRACED
     options: ClassVar = {"n_heads": 4, "core": OnlyForward}
     bfloat16_tolerance = 0.2
 

@@ -102,7 +102,7 @@ def test_static_steps_are_ordinary_steps(name):
 def test_a_compiled_model_generates_as_the_model_does():
     lm, prompts = build(), [tokens(5)]
     compiled = cast(SequenceLM, torch.compile(lm, backend="eager"))
-    assert torch.equal(*(generate(each, prompts, 3, temperature=0)[0] for each in (lm, compiled)))
+    assert torch.equal(*(generate(each, prompts, 2, temperature=0)[0] for each in (lm, compiled)))
 
 
 @pytest.mark.parametrize("name", [*MIXERS, *PATTERNS])
@@ -136,7 +136,7 @@ def test_pieces_are_one_pass(name):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("name", ["RWKV7", "Mamba2", "Top1Chunk"])
+@pytest.mark.parametrize("name", ["RWKV7Shell", "Mamba2", "Top1Chunk"])
 @torch.no_grad()
 def test_compiled_passes_are_passes(name):
     """Whole passes are compiled by the second, whatever the length of the state; the shorter last pass is not."""
