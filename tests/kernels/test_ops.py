@@ -23,8 +23,9 @@ TOLERANCE = {**dict.fromkeys(FINE, 1e-4), **dict.fromkeys(TF32, 3e-3)}
 
 
 def small(name, B=1):
-    """Few rows in float32, which the interpreter walks one by one, and chunks that the kernels take."""
+    """Few rows and tokens in float32, which the interpreter walks one by one, and chunks that the kernels take."""
     sizes = {"B": B, "H": 1} if name == "qkv_convolution" else {"B": B}
+    sizes |= {"T": 21} if "T" in inspect.signature(inputs.OF_OPS[name]).parameters else {}
     chunks = {"chunk_size": 16} if name in ("select_chunks", "top1_chunk_attention", "top1_chunk_decode") else {}
     return {**inputs.OF_OPS[name](**sizes, dtype=torch.float32), **chunks}
 
