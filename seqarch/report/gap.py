@@ -123,8 +123,12 @@ class FinishedModels:
     @cached_property
     def of_parts(self) -> dict[str, np.ndarray]:
         """For each part of the tokens the raw mean of all pairs, `[models, seeds, budgets]`; nan where not measured."""
+
+        def raw(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
+            return pair_gaps(candidate, reference) @ self.weights[0]
+
         return {
-            part: np.stack([_by_seed(_raw_gaps, models[name], reference, self.ends) for name in self.candidates])
+            part: np.stack([_by_seed(raw, models[name], reference, self.ends) for name in self.candidates])
             for part, (models, reference) in self.parts.items()
         }
 
@@ -137,7 +141,7 @@ class FinishedModels:
             budgets=tuple(self._at_budget(name, k, _deviation(drawn)[k]) for k in has),
             seeds=common_seeds(each, self.reference),
             change=self._change(number, drawn[..., 1], *has[-2:]) if len(has) > 1 else None,
-            highest=_gap_at_highest(each, self.reference),
+            highest=_gaps_at_highest(each, self.reference) @ self.weights[0],
             limits=self.limits,
         )
 
@@ -233,10 +237,6 @@ def common_budgets(candidate: Evaluations, reference: Evaluations) -> np.ndarray
     return np.intersect1d(candidate.tokens, reference.tokens)
 
 
-def _raw_gaps(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
-    return pair_gaps(candidate, reference).mean(axis=1)
-
-
 def _tokens_at_floors(candidate: Evaluations, reference: Evaluations) -> np.ndarray:
     """The training tokens at which both have the losses of `pair_floors`, `[budgets, 2]`."""
     floors = pair_floors(candidate, reference)
@@ -249,14 +249,14 @@ def tokens_at(models: Evaluations, losses: np.ndarray) -> np.ndarray:
     return np.exp(np.interp(losses, nodes, np.log(models.tokens[first]), np.nan, np.nan))
 
 
-def _gap_at_highest(candidate: Seeds, reference: Seeds) -> float:
-    """The raw gap at the highest in-domain loss that the finished models of a pair share, averaged over the pairs."""
+def _gaps_at_highest(candidate: Seeds, reference: Seeds) -> np.ndarray:
+    """`[domains]`: gaps at the highest in-domain loss that the finished models of a pair share, averaged over the pairs."""
     gaps = []
     for seed in common_seeds(candidate, reference):
         mine, other = candidate[seed], reference[seed]
         highest = np.array([min(mine.in_domain.max(), other.in_domain.max())])
-        gaps.append(np.mean(_at(mine, highest) - _at(other, highest)))
-    return float(over_pairs(np.array(gaps)))
+        gaps.append((_at(mine, highest) - _at(other, highest))[0])
+    return over_pairs(np.array(gaps))
 
 
 def _at(models: Evaluations, floors: np.ndarray) -> np.ndarray:
