@@ -250,7 +250,7 @@ def tokens_at(models: Evaluations, losses: np.ndarray) -> np.ndarray:
 
 
 def _gaps_at_highest(candidate: Seeds, reference: Seeds) -> np.ndarray:
-    """`[domains]`: gaps at the highest in-domain loss that the finished models of a pair share, averaged over the pairs."""
+    """`[domains]`: gaps at the highest in-domain loss that finished models of a pair share, the mean over pairs."""
     gaps = []
     for seed in common_seeds(candidate, reference):
         mine, other = candidate[seed], reference[seed]
