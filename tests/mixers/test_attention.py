@@ -27,12 +27,17 @@ class TestAttention(MixerSuite):
     mixer = Attention
     options: ClassVar = [
         {"n_heads": 4},
-        {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "window": 5, "bias": True},
+        {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "window": 5, "bias": True, "key_conv": 3},
         {"n_heads": 6, "n_kv_heads": 1, "head_dim": 4, "position": "alibi", "window": 7},
         {"n_heads": 2, "position": "none", "qk_norm": True, "temperature": 0.1},
-        {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "weighted", "qk_norm_eps": 1e-5, "bias": "qkv"},
-        {"n_heads": 4, "position": partial(ScaledRoPE, factor=4.0, rule="llama3", original_length=16)},
-        {"n_heads": 4, "n_kv_heads": 2, "window": 5, "key_conv": 3},
+        {
+            "n_heads": 4,
+            "n_kv_heads": 2,
+            "qk_norm": "weighted",
+            "qk_norm_eps": 1e-5,
+            "bias": "qkv",
+            "position": partial(ScaledRoPE, factor=4.0, rule="llama3", original_length=16),
+        },
         {"n_heads": 4, "relation": "constant_keys", "max_length": 64},
         {"n_heads": 4, "relation": "constant_queries_keys", "max_length": 64, "qk_norm": True},
     ]
@@ -51,7 +56,7 @@ class TestTop1Chunk(MixerSuite):
     compile_options: ClassVar = TRACED
     options: ClassVar = [
         {"n_heads": 4, "chunk_size": 8},
-        {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "temperature": 0.2},
+        {"n_heads": 4, "n_kv_heads": 2, "chunk_size": 5, "temperature": 0.2, "remote_chunks": 2},
         {
             "n_heads": 4,
             "n_kv_heads": 2,
@@ -61,7 +66,6 @@ class TestTop1Chunk(MixerSuite):
             "qk_norm": False,
             "remote_chunks": 2,
         },
-        {"n_heads": 4, "chunk_size": 5, "remote_chunks": 2},
         {"n_heads": 4, "chunk_size": 8, "selection": "approx", "key_conv": 3},
     ]
 

@@ -28,8 +28,7 @@ class TestMamba1(ShortChunks):
     reference, constant, length = reference, "PIECE_ELEMENTS", 1  # so that the longest sequence has five pieces
     options: ClassVar = [
         SMALL,
-        {"d_state": 3, "expand": 1, "conv_size": 2, "dt_rank": 5},
-        {**SMALL, "decay": "one"},
+        {"d_state": 3, "expand": 1, "conv_size": 2, "dt_rank": 5, "decay": "one"},
         {**SMALL, "decay": "none", "conv": False},
     ]
 

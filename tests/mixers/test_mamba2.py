@@ -27,9 +27,8 @@ class TestMamba2(ShortChunks):
     reference, constant = reference, "CHUNK"
     options: ClassVar = [
         SMALL,
-        {**SMALL, "n_groups": 2, "conv_size": 2},
-        {**SMALL, "decay": "one", "norm": False},
-        {**SMALL, "decay": "none", "conv": False},
+        {**SMALL, "n_groups": 2, "conv_size": 2, "decay": "one"},
+        {**SMALL, "decay": "none", "conv": False, "norm": False},
     ]
 
 
