@@ -13,6 +13,7 @@ from seqarch.errors import UserError
 from seqarch.runs.layout import branches
 from seqarch.runs.record import is_finished, read_record
 from seqarch.training.branches import branch_steps
+from seqarch.training.callbacks.branches import Branches
 from seqarch.training.run_folder import RunFolder
 from tests import processes
 from tests.conftest import MODEL, TINY, flags
@@ -173,13 +174,17 @@ def test_model_is_compiled_once_for_trunk_and_branches(fit, monkeypatch):
     monkeypatch.setattr(torch._TorchCompileInductorWrapper, "__call__", lambda self, graph, inputs: graph.forward)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiled = {**BRANCHED, "model.compile": "true", "model.n_layers": 1}
-    fit("alone", **{**compiled, "branches.at": "null"})
-    once = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    fit("branched", **compiled)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == once > 0
+    graphs, leave = [], Branches.measure
+
+    def count(*_):
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    monkeypatch.setattr(Branches, "measure", lambda *args: count() or leave(*args))
+    fit(**{**BRANCHED, "model.compile": "true", "model.n_layers": 1})
+    count()
+    before, *later = graphs
+    assert later == [before, before]
+    assert before > 0
 
 
 def test_branches_whose_last_step_is_not_measured_are_refused(fit, tmp_path):
