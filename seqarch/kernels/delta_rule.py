@@ -51,9 +51,9 @@ def delta_rule(
         UserError: shapes, dtypes or options that do not fit together; a backend that is not installed.
     """
     q, k, v = autocast_cast(q, k, v)
-    shapes = {"q [B, T, H, K]": q, "k [B, T, H, K]": k, "v [B, T, H, V]": v, "beta [B, T, H]": beta}
-    others = {"log_decay [B, T, H]": log_decay, "initial_state [rows, H, K, V]": initial_state}
-    check_sequences({**shapes, **others}, cu_seqlens, same="q k v", wide="log_decay")
+    shapes = {"q [B, T, H, K] same": q, "k [B, T, H, K] same": k, "v [B, T, H, V] same": v, "beta [B, T, H]": beta}
+    others = {"log_decay [B, T, H] wide": log_decay, "initial_state [rows, H, K, V]": initial_state}
+    check_sequences({**shapes, **others}, cu_seqlens)
     return DELTA_RULE.run(backend, q, k, v, beta, log_decay, default_scale(scale, q), initial_state, cu_seqlens)
 
 

@@ -56,9 +56,10 @@ def gated_delta_rule2(
         UserError: shapes, dtypes or options that do not fit together; a backend that is not installed.
     """
     q, k, v, erase = autocast_cast(q, k, v, erase)
-    keys = {f"{name} [B, T, H, K]": t for name, t in (("q", q), ("k", k), ("log_decay", log_decay), ("erase", erase))}
-    keys |= {"v [B, T, H, V]": v, "initial_state [rows, H, K, V]": initial_state}
-    check_sequences(keys, cu_seqlens, same="q k v erase", wide="log_decay")
+    keys = {f"{name} [B, T, H, K] same": t for name, t in (("q", q), ("k", k), ("erase", erase))}
+    keys |= {"log_decay [B, T, H, K] wide": log_decay, "v [B, T, H, V] same": v}
+    keys |= {"initial_state [rows, H, K, V]": initial_state}
+    check_sequences(keys, cu_seqlens)
     scale = default_scale(scale, q)
     return GATED_DELTA_RULE2.run(backend, q, k, v, log_decay, erase, scale, initial_state, cu_seqlens)
 

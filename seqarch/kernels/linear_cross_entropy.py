@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from seqarch.arguments import COUNT
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_known
 from seqarch.kernels import flops
 from seqarch.kernels.op import Op
-from seqarch.kernels.tensors import autocast_dtype, check_choice, check_shapes, is_tracked
+from seqarch.kernels.tensors import autocast_dtype, check_shapes, is_tracked
 
 CHUNK_LOGITS = {"cuda": 2**28, "cpu": 2**24}
 """Logits of one chunk by device: matrix products large enough to run at full rate."""
@@ -48,14 +48,8 @@ def linear_cross_entropy(
     Raises:
         UserError: shapes, dtypes or options that do not fit together.
     """
-    check_choice("reduction", reduction, ("mean", "sum", "none"))
-    check_shapes({"hidden [N, d]": hidden, "weight [V, d]": weight, "targets [N]": targets})
-    if targets.dtype != torch.int64:
-        raise UserError(f"targets must be int64, not {targets.dtype}")
-    if not hidden.is_floating_point() or hidden.shape[0] == 0:
-        raise UserError(
-            f"hidden must be floating-point with at least one token, not {hidden.dtype} {list(hidden.shape)}"
-        )
+    check_known("reduction", reduction, ("mean", "sum", "none"))
+    check_shapes({"hidden [N, d] same": hidden, "weight [V, d]": weight, "targets [N] int64": targets})
     dtype = autocast_dtype(hidden)
     if chunk_tokens is None:
         most = CHUNK_LOGITS.get(hidden.device.type, CHUNK_LOGITS["cpu"]) // weight.shape[0]

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_known
 from seqarch.kernels.packages import INSTALL, is_installed
-from seqarch.kernels.tensors import check_choice
 
 TITLES = {"triton": "own Triton", "mamba_ssm": "mamba-ssm", "sdpa": "PyTorch (cuDNN, FlashAttention, FlexAttention)"}
 """Names of backends in tables."""
@@ -140,7 +139,7 @@ class Op:
 
     def check(self, backend: str) -> None:
         """Refuse a `backend` that the op does not have."""
-        check_choice("backend", backend, self.choices)
+        check_known("backend", backend, self.choices)
 
     def run(self, backend: str, *args: Any) -> Any:
         """Compute the call `reference(*args)`; see `choose`."""
@@ -184,10 +183,7 @@ class Op:
                 return backend.function()
             passed_over.append(f"backend '{backend.name}' cannot run this: {reason}")
         if absent:
-            ways = "; or ".join(absent)
-            raise UserError(
-                f"{self.name}: no backend for CUDA is installed: {ways} (or choose backend 'reference', which is slow)"
-            )
+            raise UserError(f"{self.name}: no backend for CUDA is here: {'; or '.join(absent)}; or take 'reference'")
         if passed_over:
             warn_once(self.name, f"{'; '.join(passed_over)}; plain PyTorch runs instead, which is slower")
         return self.reference

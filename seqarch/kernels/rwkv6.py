@@ -49,9 +49,10 @@ def rwkv6(
         UserError: shapes, dtypes or options that do not fit together.
     """
     r, k, v = autocast_cast(r, k, v)
-    shapes = {"r [B, T, H, K]": r, "k [B, T, H, K]": k, "v [B, T, H, V]": v, "log_decay [B, T, H, K]": log_decay}
+    shapes = {"r [B, T, H, K] same": r, "k [B, T, H, K] same": k, "v [B, T, H, V] same": v}
+    shapes |= {"log_decay [B, T, H, K] wide": log_decay}
     shapes |= {"bonus [H, K]": bonus, "initial_state [rows, H, K, V]": initial_state}
-    check_sequences(shapes, cu_seqlens, same="r k v", wide="log_decay")
+    check_sequences(shapes, cu_seqlens)
     return RWKV6.run(backend, r, k, v, log_decay, bonus, scale, initial_state, cu_seqlens)
 
 

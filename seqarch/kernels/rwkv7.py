@@ -57,9 +57,10 @@ def rwkv7(
         UserError: shapes, dtypes or options that do not fit together.
     """
     r, k, v, a, b = autocast_cast(r, k, v, a, b)
-    keys = {f"{name} [B, T, H, K]": t for name, t in (("r", r), ("k", k), ("log_decay", log_decay), ("a", a), ("b", b))}
-    keys |= {"v [B, T, H, V]": v, "initial_state [rows, H, K, V]": initial_state}
-    check_sequences(keys, cu_seqlens, same="r k v a b", wide="log_decay")
+    keys = {f"{name} [B, T, H, K] same": t for name, t in (("r", r), ("k", k), ("a", a), ("b", b))}
+    keys |= {"log_decay [B, T, H, K] wide": log_decay, "v [B, T, H, V] same": v}
+    keys |= {"initial_state [rows, H, K, V]": initial_state}
+    check_sequences(keys, cu_seqlens)
     if lower_bound is not None and lower_bound >= 0:
         raise UserError(f"lower_bound must be below 0, as logarithms of decays are, not {lower_bound}")
     return RWKV7.run(backend, r, k, v, log_decay, a, b, scale, lower_bound, initial_state, cu_seqlens)

@@ -63,7 +63,7 @@ def softmax_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    scale = check_attention(q, k, v, scale, cu_seqlens, window=window, alibi_slopes=alibi_slopes)
+    scale = check_attention(q, k, v, scale, cu_seqlens, window, alibi_slopes)
     if q.shape[1] == 1 and window is not None and cu_seqlens is None:
         k, v, window = k[:, -window:], v[:, -window:], None
     return SOFTMAX_ATTENTION.run(backend, q, k, v, scale, window, alibi_slopes, cu_seqlens)

@@ -51,10 +51,10 @@ def taylor_linear_attention(
         UserError: shapes, dtypes or options that do not fit together; a backend that is not installed.
     """
     q, k, v = autocast_cast(q, k, v)
-    shapes = {"q [B, T, H, K]": q, "k [B, T, H, K]": k, "v [B, T, H, V]": v}
+    shapes = {"q [B, T, H, K] same": q, "k [B, T, H, K] same": k, "v [B, T, H, V] same": v}
     sizes: dict[str, Any] = {"1 + K + K (K + 1) / 2": n_features(q.shape[-1]), "V + 1": v.shape[-1] + 1}
     shapes |= {f"initial_state [rows, H, {', '.join(sizes)}]": initial_state}
-    check_sequences(shapes, cu_seqlens, same="q k v", **sizes)
+    check_sequences(shapes, cu_seqlens, **sizes)
     args = q, k, v, default_scale(scale, q), initial_state, cu_seqlens
     run = TAYLOR_LINEAR_ATTENTION.choose(backend, *args)
     return (taylor_reference if q.shape[1] == 1 and cu_seqlens is None else run)(*args)

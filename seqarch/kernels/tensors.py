@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError, unknown
+from seqarch.errors import UserError
 
 Recurred = tuple[Tensor, Tensor]
 """What a recurrence gives: outputs `[B, T, ...]` and the final state."""
@@ -45,22 +45,33 @@ def is_tracked(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def check_shapes(shapes: Mapping[str, Tensor | None], **sizes: int) -> dict[str, int]:
-    """Refuse tensors whose shapes differ from those in their names, such as `{"q [B, T, H, K]": q}`.
+def check_shapes(
+    shapes: Mapping[str, Tensor | None], least: Mapping[str, int] | None = None, **sizes: int
+) -> dict[str, int]:
+    """Refuse tensors that differ from their names, which say shape and dtype: `{"q [B, T, H, K] same": q}`.
 
-    A letter means the same size in all of them. A tensor may be None.
+    A letter means the same size in all of them. After the shape stands the dtype where it matters: int32 or int64,
+    "float" for any floating-point dtype, "same" for that of the first tensor, "wide" for the wider one of that and
+    float32. With a dtype, a tensor is on the device of the first. A tensor may be None.
 
     Args:
-        shapes: the tensors by name and shape.
+        shapes: the tensors by name.
+        least: the least size of a letter; it is 1 for letters that are not here.
         sizes: letters whose size is known.
 
     Returns:
         The sizes of all letters.
     """
+    first = next(t for t in shapes.values() if t is not None)
+    dtypes: dict[str, Any] = {"int32": torch.int32, "int64": torch.int64}
+    dtypes["wide"] = torch.promote_types(first.dtype, torch.float32)
+    dtypes["same"] = first.dtype if first.is_floating_point() else "floating-point"
     for text, tensor in shapes.items():
         if tensor is None:
             continue
-        name, _, shape = text.partition(" ")
+        name, _, rest = text.partition(" ")
+        shape, kind = rest[: rest.index("]") + 1], rest[rest.index("]") + 2 :]
+        dtypes["float"] = tensor.dtype if tensor.is_floating_point() else "floating-point"
         letters = shape[1:-1].split(", ")
         fits = tensor.dim() == len(letters)
         if not fits or any(sizes.get(letter, size) != size for letter, size in zip(letters, tensor.shape, strict=True)):
@@ -68,88 +79,60 @@ def check_shapes(shapes: Mapping[str, Tensor | None], **sizes: int) -> dict[str,
             known = "" if f"[{expected}]" == shape else f" = [{expected}]"
             raise UserError(f"{name} must have shape {shape}{known}, not {list(tensor.shape)}")
         sizes.update(zip(letters, tensor.shape, strict=True))
+        for letter in letters:
+            if sizes[letter] < (enough := (least or {}).get(letter, 1)):
+                raise UserError(f"{letter} must be at least {enough} in {name} {shape}, not {sizes[letter]}")
+        if kind and (tensor.dtype != dtypes[kind] or tensor.device != first.device):
+            found = f"{tensor.dtype} on {tensor.device}"
+            raise UserError(f"{name} must be of dtype {dtypes[kind]} on {first.device}, not {found}")
     return sizes
 
 
-def check_sequences(
-    shapes: Mapping[str, Tensor | None], cu_seqlens: Tensor | None, *, same: str = "", wide: str = "", **sizes: int
-) -> dict[str, int]:
-    """`check_shapes` of sequences, the first of which is `[B, T, ...]` with T at least 1.
+def check_sequences(shapes: Mapping[str, Tensor | None], cu_seqlens: Tensor | None, **sizes: int) -> dict[str, int]:
+    """`check_shapes` of sequences, the first of which is `[B, T, ...]`; there may be no sequence, B = 0.
 
     Their size `rows` is the number of states: the documents of `cu_seqlens` (see `check_packed`), or B without it.
-    `same` and `wide` are names of tensors for `check_dtypes`, with spaces between them.
     """
-    first = next(iter(shapes.values()))
-    assert first is not None
-    rows = 0 if first.dim() == 0 else first.shape[0]
-    if cu_seqlens is not None and cu_seqlens.dim() == 1:
-        rows = cu_seqlens.shape[0] - 1
-    sizes = check_shapes(shapes, **sizes, rows=rows)
-    for letter, size in sizes.items():
-        if size < 1 and letter not in ("B", "rows"):
-            raise UserError(f"{'the sequence is empty: ' if letter == 'T' else ''}{letter} must be at least 1")
+    first: Any = next(iter(shapes.values()))
+    packed = cu_seqlens is not None and cu_seqlens.dim() == 1
+    rows = cu_seqlens.shape[0] - 1 if packed else first.shape[0] if first.dim() else 0
+    sizes = check_shapes(shapes, {"B": 0, "rows": 0}, **sizes, rows=rows)
     check_packed(cu_seqlens, first)
-    if same:
-        named = {text.partition(" ")[0]: tensor for text, tensor in shapes.items()}
-        check_dtypes({name: named[name] for name in wide.split()}, **{name: named[name] for name in same.split()})
     return sizes
 
 
-def check_dtypes(wide: Mapping[str, Tensor | None] | None = None, **tensors: Tensor | None) -> None:
-    """Refuse tensors that do not share one floating-point dtype and device. A tensor may be None.
-
-    Args:
-        wide: tensors that are float32 where the others are narrower.
-        tensors: the others, by name.
-    """
-    present = {name: t for name, t in tensors.items() if t is not None}
-    first = next(iter(present.values()))
-    if len({(t.dtype, t.device) for t in present.values()}) > 1 or not first.is_floating_point():
-        *names, last = present
-        who = f"{', '.join(names)} and {last} must share one" if names else f"{last} must have a"
-        found = [(t.dtype, str(t.device)) for t in present.values()]
-        raise UserError(f"{who} floating-point dtype and device, not {found}")
-    dtype = torch.promote_types(first.dtype, torch.float32)
-    for name, t in (wide or {}).items():
-        if t is not None and (t.dtype != dtype or t.device != first.device):
-            raise UserError(
-                f"{name} must be {dtype} on {first.device} for values of {first.dtype}, not {t.dtype} on {t.device}"
-            )
-
-
-def check_qkv(q: Tensor, k: Tensor, v: Tensor | None = None, *, suffix: str = "") -> None:
+def check_qkv(
+    q: Tensor, k: Tensor, v: Tensor | None, more: Mapping[str, Tensor | None], *, suffix: str = "", **sizes: int
+) -> None:
     """Require `q [B, Tq, H, D]`, `k` and `v` `[B, Tk, HK, D]` with `Tq <= Tk` and `HK` dividing `H`.
 
-    `suffix` is what the names of k and v end with.
+    `more` are further tensors by name, as of `check_shapes`; `suffix` is what the names of k and v end with.
     """
-    names = f"k{suffix}", f"v{suffix}"
-    check_shapes({"q [B, Tq, H, D]": q, f"{names[0]} [B, Tk, HK, D]": k, f"{names[1]} [B, Tk, HK, D]": v})
+    cached = {f"k{suffix} [B, Tk, HK, D] same": k, f"v{suffix} [B, Tk, HK, D] same": v}
+    check_shapes({"q [B, Tq, H, D] same": q, **cached, **more}, {"B": 0}, **sizes)
     check_shared(q.shape[2], "query heads", k.shape[2], "key heads")
-    if not 1 <= q.shape[1] <= k.shape[1]:
-        raise UserError(
-            f"queries are the last of the keys' positions: 1 <= Tq <= Tk, not Tq = {q.shape[1]} and Tk = {k.shape[1]}"
-        )
-    check_dtypes(None, q=q, **dict(zip(names, (k, v), strict=True)))
+    if q.shape[1] > k.shape[1]:
+        raise UserError(f"queries are the last of the keys' positions: Tq = {q.shape[1]} is above Tk = {k.shape[1]}")
 
 
 def check_shared(heads: int, name: str, groups: int, of: str) -> None:
     """Refuse `heads` that are not the same number for each of the `groups`."""
-    if heads % groups:
+    if groups < 1 or heads % groups:
         raise UserError(f"{heads} {name} cannot share {groups} {of} evenly: give a divisor")
 
 
-def check_decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float | None) -> float:
+def check_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float | None, **more: Tensor | None
+) -> float:
     """Check one query per sequence with cached keys, and return the factor on the scores.
 
-    Tensors are `q [B, 1, H, D]`, caches `[B, capacity, HK, D]` and `lengths [B]` int32. They may not ask for
-    gradients.
+    Tensors are `q [B, 1, H, D]`, caches `[B, capacity, HK, D]`, `lengths [B]` int32 and `[H]` for `more`. They may not
+    ask for gradients.
     """
     if is_tracked(q, k_cache, v_cache):
         raise UserError("decoding has no gradient: call it under torch.no_grad(), or use the op for whole sequences")
-    check_qkv(q, k_cache, v_cache, suffix="_cache")
-    check_shapes({"q [B, 1, H, D]": q, "lengths [B]": lengths}, **{"1": 1})
-    if lengths.dtype != torch.int32 or lengths.device != k_cache.device:
-        raise UserError(f"lengths must be int32 on {k_cache.device}, not {lengths.dtype} on {lengths.device}")
+    of_heads = {f"{name} [H]": each for name, each in more.items()}
+    check_qkv(q, k_cache, v_cache, {"lengths [B] int32": lengths, **of_heads}, suffix="_cache", Tq=1)
     return default_scale(scale, q)
 
 
@@ -159,38 +142,28 @@ def check_attention(
     v: Tensor | None,
     scale: float | None,
     cu_seqlens: Tensor | None,
-    *,
     window: int | None = None,
     alibi_slopes: Tensor | None = None,
 ) -> float:
     """Check the tensors and options of attention, and return the factor on the scores."""
-    check_qkv(q, k, v)
+    check_qkv(q, k, v, {"alibi_slopes [H]": alibi_slopes})
     check_packed(cu_seqlens, k)
     if window is not None and window < 1:
         raise UserError(f"window must be at least 1 (the query's own position), not {window}")
-    check_shapes({"alibi_slopes [H]": alibi_slopes}, H=q.shape[2])
     return default_scale(scale, q)
 
 
 def default_scale(scale: float | None, q: Tensor) -> float:
     """The factor on the scores: `scale`, or D ** -0.5."""
-    if scale is None:
-        return q.shape[-1] ** -0.5
-    if scale <= 0:
+    if scale is not None and scale <= 0:
         raise UserError(f"scale must be positive, not {scale}")
-    return scale
+    return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def check_decay(A: Tensor | None, log_decay: Tensor | None) -> None:
     """Refuse `A` together with `log_decay`."""
     if A is not None and log_decay is not None:
         raise UserError("A and log_decay are two ways to decay: give only one")
-
-
-def check_choice(kind: str, value: Any, known: tuple[str, ...]) -> None:
-    """Refuse a `value` that is not among the `known` ones."""
-    if value not in known:
-        raise unknown(kind, value, known)
 
 
 def all_documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:

@@ -110,8 +110,8 @@ def test_caches_need_not_be_contiguous(backend):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": torch.zeros(2, 2, 2, 16)}, r"q must have shape \[B, 1, H, D\], not \[2, 2, 2, 16\]"),
-        ({"lengths": torch.tensor([50, 50])}, "lengths must be int32"),
+        ({"q": torch.zeros(2, 2, 2, 16)}, r"q must have shape .* = \[B, 1, H, D\], not \[2, 2, 2, 16\]"),
+        ({"lengths": torch.tensor([50, 50])}, "lengths must be of dtype torch.int32"),
         ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes must have shape \[H\]"),
         ({"scale": -1.0}, "scale must be positive"),
         ({"q": torch.zeros(2, 1, 2, 16).requires_grad_()}, "decoding has no gradient"),

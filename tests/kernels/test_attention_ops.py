@@ -162,7 +162,7 @@ def test_second_backend_is_not_replaced(op):
         (lambda q, k, v: (q, k, v[..., :8]), r"v must have shape \[B, Tk, HK, D\] = \[2, 10, 4, 16\]"),
         (lambda q, k, v: (q[:1], k, v), r"k must have shape \[B, Tk, HK, D\] = \[1, Tk, HK, 16\]"),
         (lambda q, k, v: (q, k[:, :, :3], v[:, :, :3]), "give a divisor"),
-        (lambda q, k, v: (q, k[:, :9], v[:, :9]), "Tq <= Tk"),
+        (lambda q, k, v: (q, k[:, :9], v[:, :9]), "Tq = 10 is above Tk = 9"),
         (lambda q, k, v: (q, k.float(), v), "dtype"),
         (lambda q, k, v: (q.int(), k.int(), v.int()), "floating-point"),
     ],

@@ -139,11 +139,11 @@ def test_refusals():
     q, k, v, beta, log_decay, state = draw(5, decay=0.5)
     with pytest.raises(UserError, match=r"\[B, T, H, K\]"):
         delta_rule(q, k[..., :4], v, beta)
-    with pytest.raises(UserError, match="one floating-point dtype"):
+    with pytest.raises(UserError, match=r"must be of dtype torch.float"):
         delta_rule(q, k, v.float(), beta)
     with pytest.raises(UserError, match=r"beta must have shape \[B, T, H\]"):
         delta_rule(q, k, v, beta[..., None])
-    with pytest.raises(UserError, match=r"log_decay must be torch\.float64"):
+    with pytest.raises(UserError, match=r"log_decay must be of dtype torch\.float64"):
         delta_rule(q, k, v, beta, log_decay=log_decay.bfloat16())
     with pytest.raises(UserError, match="initial_state must have shape"):
         delta_rule(q, k, v, beta, initial_state=state[:1])

@@ -103,8 +103,8 @@ def test_logits_are_not_kept(reduction):
         (lambda h, w, t: (h[None], w, t), r"hidden must have shape \[N, d\]"),
         (lambda h, w, t: (h[:, :3], w, t), r"weight must have shape \[V, d\] = \[V, 3\]"),
         (lambda h, w, t: (h, w, t[:-1]), "targets must have shape"),
-        (lambda h, w, t: (h, w, t.int()), "targets must be int64"),
-        (lambda h, w, t: (h[:0], w, t[:0]), "at least one token"),
+        (lambda h, w, t: (h, w, t.int()), "targets must be of dtype torch.int64"),
+        (lambda h, w, t: (h[:0], w, t[:0]), r"N must be at least 1 in hidden \[N, d\]"),
     ],
 )
 def test_wrong_tensors(change, message):

@@ -116,9 +116,11 @@ def test_a_missing_package_is_refused_with_the_command_and_said_where_another_ru
     with pytest.warns(op.SlowPathWarning, match="it is not installed: pip install triton; 'other' runs instead"):
         assert DOUBLER.run("auto", OnGPU()) == "other"
     installed()
-    with pytest.raises(UserError, match=r'no backend for CUDA .* pip install triton; or pip install "fla-core"'):
+    with pytest.raises(
+        UserError, match=r'no backend for CUDA is here: .*pip install triton; or pip install "fla-core"'
+    ):
         DOUBLER.run("auto", OnGPU())
-    with pytest.raises(UserError, match=r'is installed: pip install "fla-core"'):
+    with pytest.raises(UserError, match=r'is here: pip install "fla-core"'):
         DOUBLER.run("auto", OnGPU(), 11)
 
 

@@ -151,8 +151,8 @@ def test_dtypes(dtype: torch.dtype) -> None:
     [
         ({"k": torch.zeros(2, 70, 2, 7, dtype=torch.float64)}, r"k must have shape \[B, T, H, K\] = \[2, 70, 2, 8\]"),
         ({"v": torch.zeros(2, 69, 2, 6, dtype=torch.float64)}, r"v must have shape \[B, T, H, V\] = \[2, 70, 2, V\]"),
-        ({"r": torch.zeros(2, 70, 2, 8)}, "must share one floating-point dtype"),
-        ({"log_decay": torch.zeros(2, 70, 2, 8)}, "log_decay must be torch.float64"),
+        ({"r": torch.zeros(2, 70, 2, 8)}, "must be of dtype torch.float"),
+        ({"log_decay": torch.zeros(2, 70, 2, 8)}, "log_decay must be of dtype torch.float64"),
         ({"bonus": torch.zeros(2, 7, dtype=torch.float64)}, r"bonus must have shape \[H, K\] = \[2, 8\]"),
         ({"initial_state": torch.zeros(2, 2, 6, 8)}, r"\[rows, H, K, V\] = \[2, 2, 8, 6\]"),
         ({"cu_seqlens": torch.tensor([0, 70], dtype=torch.int32)}, "needs B = 1"),

@@ -109,8 +109,8 @@ def test_dtypes(dtype: torch.dtype) -> None:
     ("change", "message"),
     [
         ({"a": torch.zeros(2, 70, 2, 7, dtype=torch.float64)}, r"a must have shape \[B, T, H, K\] = \[2, 70, 2, 8\]"),
-        ({"b": torch.zeros(2, 70, 2, 8)}, "must share one floating-point dtype"),
-        ({"log_decay": torch.zeros(2, 70, 2, 8)}, "log_decay must be torch.float64"),
+        ({"b": torch.zeros(2, 70, 2, 8)}, "must be of dtype torch.float"),
+        ({"log_decay": torch.zeros(2, 70, 2, 8)}, "log_decay must be of dtype torch.float64"),
         ({"initial_state": torch.zeros(1, 2, 8, 6)}, r"\[rows, H, K, V\] = \[2, 2, 8, 6\]"),
         ({"cu_seqlens": torch.tensor([0, 70])}, "int32"),
         ({"lower_bound": 0.5}, "lower_bound"),

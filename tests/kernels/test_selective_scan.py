@@ -152,7 +152,7 @@ def test_compiles_without_breaks() -> None:
         ({"D": torch.ones(4)}, r"D must have shape \[d\] = \[5\]"),
         ({"A": None, "log_decay": torch.ones(1, 5)}, r"log_decay must have shape \[B, T\] = \[1, 4\]"),
         ({"log_decay": torch.ones(1, 4)}, "two ways to decay"),
-        ({"x": torch.ones(1, 4, 5).bfloat16()}, "must share one floating-point dtype"),
+        ({"x": torch.ones(1, 4, 5).bfloat16()}, "must be of dtype torch.bfloat16"),
         ({"initial_state": torch.ones(2, 5, 4)}, r"initial_state must have shape \[rows, d, N\] = \[1, 5, 4\]"),
         ({"cu_seqlens": torch.tensor([0, 4])}, "cu_seqlens must be int32"),
         ({"backend": "cuda"}, "unknown backend 'cuda'"),

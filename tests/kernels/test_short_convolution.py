@@ -184,10 +184,10 @@ def test_backends_that_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch) -> No
     ("change", "message"),
     [
         ({"backend": "cuda"}, "unknown backend 'cuda'"),
-        ({"activation": "relu"}, "activation must be 'silu' or null, not 'relu'"),
+        ({"activation": "relu"}, "unknown activation 'relu': expected None or silu"),
         ({"weight": torch.zeros(4, 4)}, r"weight must have shape \[C, W\] = \[3, W\], not \[4, 4\]"),
         ({"weight": torch.zeros(3, 0)}, "W must be at least 1"),
-        ({"x": torch.zeros(1, 5, 3).int()}, "x must have a floating-point dtype"),
+        ({"x": torch.zeros(1, 5, 3).int()}, "x must be of dtype floating-point on cpu, not torch.int32"),
         ({"bias": torch.zeros(4)}, r"bias must have shape \[C\] = \[3\], not \[4\]"),
         ({"cu_seqlens": torch.tensor([0, 5])}, "cu_seqlens must be int32"),
         ({"cu_seqlens": torch.tensor([0, 4]).int()}, r"cu_seqlens must rise from 0 to T = 5, not \[0, 4\]"),

@@ -181,7 +181,7 @@ def test_same_as_the_authors_reference() -> None:
         ({"dt": torch.ones(2, 9, 3)}, r"dt must have shape \[B, T, H\] = \[2, 9, 4\], not \[2, 9, 3\]"),
         ({"B": torch.ones(2, 9, 1, 4)}, "C must have shape"),
         ({"B": torch.ones(2, 9, 3, 5), "C": torch.ones(2, 9, 3, 5)}, "4 heads cannot share 3 groups"),
-        ({"B": torch.ones(2, 9, 1, 5).half()}, "must share one floating-point dtype"),
+        ({"B": torch.ones(2, 9, 1, 5).half()}, "must be of dtype torch.float"),
         ({"A": torch.ones(3)}, r"A must have shape \[H\] = \[4\], not \[3\]"),
         ({"log_decay": torch.ones(2, 9, 1)}, "two ways to decay"),
         ({"A": None, "log_decay": torch.ones(2, 9, 2)}, r"log_decay must have shape \[B, T, H\] = \[2, 9, 4\]"),

@@ -129,7 +129,7 @@ def test_refusals():
     q, k, v, state = draw(5)
     with pytest.raises(UserError, match=r"\[B, T, H, K\]"):
         taylor_linear_attention(q, k[..., :4], v)
-    with pytest.raises(UserError, match="one floating-point dtype"):
+    with pytest.raises(UserError, match=r"must be of dtype torch.float"):
         taylor_linear_attention(q, k, v.float())
     with pytest.raises(UserError, match="initial_state must have shape"):
         taylor_linear_attention(q, k, v, initial_state=state[..., 1:])

@@ -106,13 +106,16 @@ def test_the_selection_has_no_gradient():
         ({"chunk_size": 0}, "chunk_size must be a whole number of at least 1"),
         ({"selection": "exakt"}, "did you mean exact"),
         ({"chunk_means": torch.zeros(2, 6, 4, 16)}, "selection='approx'"),
-        ({"selection": "approx", "chunk_means": torch.zeros(2, 1, 4, 16), "chunk_size": 16}, "at least N = 6"),
+        (
+            {"selection": "approx", "chunk_means": torch.zeros(2, 1, 4, 16), "chunk_size": 16},
+            r"N must be at least 6 in chunk_means",
+        ),
         (
             {"selection": "approx", "chunk_means": torch.zeros(2, 6, 3, 16), "chunk_size": 16},
             "chunk_means must have shape",
         ),
-        ({"chunks": torch.zeros(2, 99, 4, dtype=torch.int32)}, "chunks must be int32"),
-        ({"chunks": torch.zeros(2, 100, 4)}, "chunks must be int32"),
+        ({"chunks": torch.zeros(2, 99, 4, dtype=torch.int32)}, r"chunks must have shape .* = \[2, 100, 4, K\]"),
+        ({"chunks": torch.zeros(2, 100, 4)}, "chunks must be of dtype torch.int32"),
     ],
 )
 def test_wrong_options(options, message):

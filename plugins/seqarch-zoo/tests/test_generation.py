@@ -76,7 +76,7 @@ def test_sequences_that_are_none_are_refused(name):
     assert run(x[:0]).shape == (0, 9, 16)
     run(x[:, :4], state=state)
     for empty in ({}, {"state": state}):
-        with pytest.raises(UserError, match=r"the sequence is empty|Tq = 0"):
+        with pytest.raises(UserError, match=r"T must be at least 1|Tq must be at least 1"):
             run(x[:, :0], **empty)
     for rows, borders, words in ((2, torch.tensor([0, 9]).int(), "B = 1"), (1, torch.tensor([0, 9]), "int32")):
         with pytest.raises(UserError, match=words):

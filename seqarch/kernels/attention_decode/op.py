@@ -5,7 +5,7 @@ from torch import Tensor
 
 from seqarch.kernels.blocks import expand_heads, scores
 from seqarch.kernels.op import Backend, Op, wide_heads
-from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_decode, check_shapes
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_decode
 
 
 def attention_decode(
@@ -42,8 +42,7 @@ def attention_decode(
         UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.
     """
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
-    scale = check_decode(q, k_cache, v_cache, lengths, scale)
-    check_shapes({"alibi_slopes [H]": alibi_slopes}, H=q.shape[2])
+    scale = check_decode(q, k_cache, v_cache, lengths, scale, alibi_slopes=alibi_slopes)
     return ATTENTION_DECODE.run(backend, q, k_cache, v_cache, lengths, scale, alibi_slopes, hard)
 
 

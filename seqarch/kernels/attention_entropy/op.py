@@ -10,7 +10,7 @@ from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, p
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import autocast_cast, check_attention
 from seqarch.kernels.top1_chunk.layout import chunks_per_query
-from seqarch.kernels.top1_chunk.op import check_chunks, chunk_obstacle, top1_chunk_mask
+from seqarch.kernels.top1_chunk.op import chunk_obstacle, per_query, top1_chunk_mask
 
 
 def attention_entropy(
@@ -49,13 +49,13 @@ def attention_entropy(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k = autocast_cast(q.detach(), k.detach())
-    scale = check_attention(q, k, None, scale, cu_seqlens, window=window, alibi_slopes=alibi_slopes)
+    scale = check_attention(q, k, None, scale, cu_seqlens, window, alibi_slopes)
     if (chunks is None) != (chunk_size is None):
         raise UserError("chunks and chunk_size belong together: give both or neither")
     if chunks is not None:
         if window is not None or alibi_slopes is not None:
             raise UserError("Top-1 chunk attention has neither window nor ALiBi: leave them out with chunks")
-        chunks = check_chunks(chunks, q)
+        chunks = per_query(chunks, q)
     return ATTENTION_ENTROPY.run(backend, q, k, scale, window, alibi_slopes, chunk_size, chunks, cu_seqlens)
 
 

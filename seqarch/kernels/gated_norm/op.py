@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.errors import UserError
 from seqarch.kernels.op import Backend, Op
-from seqarch.kernels.tensors import at_least_float32, check_dtypes, check_shapes
+from seqarch.kernels.tensors import at_least_float32, check_shapes, check_shared
 
 TRITON_WIDTH = 16384
 """Most channels of a group that a program of the kernels holds."""
@@ -42,12 +41,11 @@ def gated_rms_norm(
     Raises:
         UserError: shapes or dtypes that do not fit together; a backend that cannot run here.
     """
-    sizes = check_shapes({"x [B, T, H, P]": x, "y [B, T, H, P]": y, "D [H]": D})
+    sizes = check_shapes({"x [B, T, H, P] same": x, "y [B, T, H, P] same": y, "D [H]": D}, {"B": 0})
     width = sizes["H"] * sizes["P"]
-    check_shapes({"z [B, T, H P]": z, "weight [H P]": weight}, **sizes, **{"H P": width})
-    if n_groups < 1 or x.shape[2] % n_groups:
-        raise UserError(f"{x.shape[2]} heads cannot be split into {n_groups} groups evenly: give a divisor")
-    check_dtypes(y=y, x=x, z=z)
+    shapes = {"x [B, T, H, P]": x, "z [B, T, H P] same": z, "weight [H P]": weight}
+    check_shapes(shapes, {"B": 0}, **sizes, **{"H P": width})
+    check_shared(x.shape[2], "heads", n_groups, "groups")
     return GATED_RMS_NORM.run(backend, y, x, D, z, weight, eps, n_groups)
 
 

@@ -59,9 +59,9 @@ def selective_scan(
         UserError: shapes, dtypes or options that do not fit together, or a backend that cannot run here.
     """
     x, B, C = autocast_cast(x, B, C)
-    shapes = {"x [B, T, d]": x, "dt [B, T, d]": dt, "B [B, T, N]": B, "C [B, T, N]": C, "A [d, N]": A, "D [d]": D}
-    states = {"log_decay [B, T]": log_decay, "initial_state [rows, d, N]": initial_state}
-    check_sequences({**shapes, **states}, cu_seqlens, same="x B C")
+    shapes = {"x [B, T, d] same": x, "dt [B, T, d]": dt, "B [B, T, N] same": B, "C [B, T, N] same": C}
+    states = {"A [d, N]": A, "D [d]": D, "log_decay [B, T]": log_decay, "initial_state [rows, d, N]": initial_state}
+    check_sequences({**shapes, **states}, cu_seqlens)
     check_decay(A, log_decay)
     with torch.autocast(x.device.type, enabled=False):
         return SELECTIVE_SCAN.run(backend, x, dt, A, B, C, D, log_decay, initial_state, cu_seqlens)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_known
 from seqarch.kernels.op import HEAD_DIM, Backend, Op
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences, document_positions
 
@@ -44,8 +44,8 @@ def short_convolution(
         UserError: shapes or options that do not fit together; a backend that cannot run here.
     """
     (x,) = autocast_cast(x)
-    check_activation(activation)
-    check_sequences({"x [B, T, C]": x, "weight [C, W]": weight, "bias [C]": bias}, cu_seqlens, same="x")
+    check_known("activation", str(activation), ("silu", "None"))
+    check_sequences({"x [B, T, C] same": x, "weight [C, W]": weight, "bias [C]": bias}, cu_seqlens)
     return SHORT_CONVOLUTION.run(backend, x, weight, bias, activation == "silu", cu_seqlens)
 
 
@@ -72,19 +72,11 @@ def qkv_convolution(
         UserError: shapes or options that do not fit together; a backend that cannot run here.
     """
     (x,) = autocast_cast(x)
-    check_sequences({"x [B, T, C]": x, "weight [C, W]": weight}, cu_seqlens, same="x")
+    check_sequences({"x [B, T, C] same": x, "weight [C, W]": weight}, cu_seqlens)
     values = x.shape[2] - 2 * n_heads * key_dim
     if min(n_heads, key_dim) < 1 or values < n_heads or values % n_heads:
-        raise UserError(
-            f"{x.shape[2]} channels are not 2 * {n_heads} * {key_dim} for q and k, and values of {n_heads} heads"
-        )
+        raise UserError(f"{x.shape[2]} channels are not 2 * {n_heads} * {key_dim} and values of {n_heads} heads")
     return QKV_CONVOLUTION.run(backend, x, weight, n_heads, key_dim, cu_seqlens)
-
-
-def check_activation(activation: str | None) -> None:
-    """Refuse what is neither "silu" nor None."""
-    if activation not in ("silu", None):
-        raise UserError(f"activation must be 'silu' or null, not '{activation}'")
 
 
 UNIT_EPS = 1e-6

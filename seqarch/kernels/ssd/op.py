@@ -67,10 +67,10 @@ def ssd(
         UserError: shapes, dtypes or options that do not fit together; a backend that is missing.
     """
     x, B, C = autocast_cast(x, B, C)
-    shapes = {"x [B, T, H, P]": x, "dt [B, T, H]": dt, "A [H]": A, "B [B, T, G, N]": B, "C [B, T, G, N]": C}
+    shapes = {"x [B, T, H, P] same": x, "dt [B, T, H]": dt, "B [B, T, G, N] same": B, "C [B, T, G, N] same": C}
     decays = "log_decay [B, T, 1]" if log_decay is not None and log_decay.shape[-1:] == (1,) else "log_decay [B, T, H]"
-    shapes |= {decays: log_decay, "initial_state [rows, H, N, P]": initial_state}
-    check_sequences(shapes, cu_seqlens, same="x B C")
+    shapes |= {"A [H]": A, decays: log_decay, "initial_state [rows, H, N, P]": initial_state}
+    check_sequences(shapes, cu_seqlens)
     check_shared(x.shape[2], "heads", B.shape[2], "groups of B and C")
     check_decay(A, log_decay)
     state = None if initial_state is None else at_least_float32(initial_state)

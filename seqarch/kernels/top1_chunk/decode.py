@@ -12,7 +12,6 @@ from seqarch.kernels.tensors import autocast_cast, check_decode
 from seqarch.kernels.top1_chunk.op import (
     CHUNK_SIZE,
     Selection,
-    check_chunk_means,
     check_selection,
     chunk_masses,
     chunk_obstacle,
@@ -64,11 +63,10 @@ def top1_chunk_decode(
         UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.
     """
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
-    check_selection(chunk_size, selection, remote_chunks)
     scale = check_decode(q, k_cache, v_cache, lengths, scale)
     if selection == "approx" and chunk_means is None:
         raise UserError("selection='approx' needs chunk_means, the stored mean keys of the complete chunks")
-    check_chunk_means(chunk_means, k_cache, chunk_size, selection)
+    check_selection(k_cache, chunk_size, selection, remote_chunks, chunk_means)
     options = chunk_size, scale, chunk_means, remote_chunks  # with mean keys the selection is "approx"
     return TOP1_CHUNK_DECODE.run(backend, q, k_cache, v_cache, lengths, *options)
 

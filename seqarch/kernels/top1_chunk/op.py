@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, check_known
 from seqarch.kernels.blocks import over_query_blocks, positions, scores, sdpa
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packed import per_document
-from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_attention, check_choice, check_shapes
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_attention, check_shapes
 from seqarch.kernels.top1_chunk.layout import chunks_per_query
 
 Selection = Literal["exact", "approx"]
@@ -70,8 +70,7 @@ def select_chunks(
     """
     q, k = autocast_cast(q.detach(), k.detach())
     scale = check_attention(q, k, None, scale, cu_seqlens)
-    check_selection(chunk_size, selection, remote_chunks)
-    check_chunk_means(chunk_means, k, chunk_size, selection, cu_seqlens)
+    check_selection(k, chunk_size, selection, remote_chunks, chunk_means, cu_seqlens)
     return SELECT_CHUNKS.run(backend, q, k, chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks)
 
 
@@ -118,32 +117,32 @@ def top1_chunk_attention(
     """
     q, k, v = autocast_cast(q, k, v)
     scale = check_attention(q, k, v, scale, cu_seqlens)
-    check_selection(chunk_size, selection, remote_chunks)
-    check_chunk_means(chunk_means, k, chunk_size, selection, cu_seqlens)
+    check_selection(k, chunk_size, selection, remote_chunks, chunk_means, cu_seqlens)
     select = "auto" if backend == "flex" else backend
     options = chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks
-    chunks = SELECT_CHUNKS.run(select, q.detach(), k.detach(), *options) if chunks is None else check_chunks(chunks, q)
+    chunks = SELECT_CHUNKS.run(select, q.detach(), k.detach(), *options) if chunks is None else per_query(chunks, q)
     return TOP1_CHUNK_ATTENTION.run(backend, q, k, v, chunks, chunk_size, scale, cu_seqlens)
 
 
-def check_selection(chunk_size: int, selection: str, remote_chunks: int) -> None:
-    """Refuse anything but counts from 1 and a known selection."""
-    check_choice("selection", selection, ("exact", "approx"))
+def check_selection(
+    k: Tensor, chunk_size: int, selection: str, remote_chunks: int, means: Tensor | None, packed: Tensor | None = None
+) -> None:
+    """Refuse an unknown selection, and mean keys that it does not use or that lack a chunk before the last key's."""
+    check_known("selection", selection, ("exact", "approx"))
     for name, count in (("chunk_size", chunk_size), ("remote_chunks", remote_chunks)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise UserError(f"{name} must be a whole number of at least 1, not {count!r}")
+    if means is not None and (selection != "approx" or packed is not None):
+        raise UserError("chunk_means serves only selection='approx' without cu_seqlens: leave it out here")
+    keys = {"keys [B, Tk, HK, D]": k, "chunk_means [B, N, HK, D] float": means}
+    check_shapes(keys, {"B": 0, "N": (k.shape[1] - 1) // chunk_size})
 
 
-def check_chunks(chunks: Tensor, q: Tensor) -> Tensor:
+def per_query(chunks: Tensor, q: Tensor) -> Tensor:
     """A given selection `[B, Tq, H, K]`, or `[B, Tq, H]` where K is 1; anything else is refused."""
-    shape = q.shape[:3]
-    several = chunks.dim() == 4 and chunks.shape[3] > 0
-    if chunks.dtype != torch.int32 or chunks.shape[:3] != shape or not (chunks.dim() == 3 or several):
-        raise UserError(
-            f"chunks must be int32 of shape [B, Tq, H] = {list(shape)} or [B, Tq, H, K] with K of at least 1, "
-            f"not {chunks.dtype} of shape {list(chunks.shape)}"
-        )
-    return chunks.squeeze(3) if chunks.dim() == 4 and chunks.shape[3] == 1 else chunks
+    every = chunks.unsqueeze(3) if chunks.dim() == 3 else chunks
+    check_shapes({"q [B, Tq, H, D]": q, "chunks [B, Tq, H, K] int32": every}, {"B": 0})
+    return every.squeeze(3) if every.shape[3] == 1 else every
 
 
 def chunk_obstacle(q: Tensor, chunk_size: int | None, remote_chunks: int) -> str | None:
@@ -269,24 +268,6 @@ def _flex_obstacle(q: Tensor, *_: Any) -> str | None:
     if q.shape[1] == 1:
         return "it would be compiled for each length of a cache"
     return None if 16 <= q.shape[3] <= 256 else f"it takes heads of 16 to 256 dims, not {q.shape[3]}"
-
-
-def check_chunk_means(
-    chunk_means: Tensor | None, k: Tensor, chunk_size: int, selection: str, cu_seqlens: Tensor | None = None
-) -> None:
-    """Refuse mean keys that are not `[B, N, HK, D]` of at least the chunks before the last key's, for "approx"."""
-    if chunk_means is None:
-        return
-    if selection != "approx" or cu_seqlens is not None:
-        raise UserError("chunk_means serves only selection='approx' without cu_seqlens: leave it out here")
-    B, Tk, HK, D = k.shape
-    sizes = check_shapes({"chunk_means [B, N, HK, D]": chunk_means}, B=B, HK=HK, D=D)
-    if sizes["N"] < (Tk - 1) // chunk_size:
-        raise UserError(f"chunk_means must have at least N = {(Tk - 1) // chunk_size} chunks, not {sizes['N']}")
-    if not chunk_means.is_floating_point() or chunk_means.device != k.device:
-        raise UserError(
-            f"chunk_means must be float32 or {k.dtype} on {k.device}, not {chunk_means.dtype} on {chunk_means.device}"
-        )
 
 
 SELECT_CHUNKS = Op(
