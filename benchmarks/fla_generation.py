@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.script import run
-from seqarch.arguments import Count, check_limits
+from seqarch.arguments import Count, Interval, check_limits
 from seqarch.bench.fla_models import COUNTERPARTS, SHARED, build, check_packages
-from seqarch.bench.generation import WARM_UP, bench_generation, check_new, generation_job, summary, time_steps
+from seqarch.bench.generation import WARM_UP, bench_generation, generation_job, summary, time_steps
 from seqarch.bench.jobs import Job
 from seqarch.bench.mixers import find_recipes
 from seqarch.bench.rows import Row
@@ -82,7 +82,7 @@ def main() -> None:
     args = parser.parse_args()
     for option in ("prompt", "batch", "steps"):
         check_limits(f"--{option}", getattr(args, option), Count)
-    check_new(args.new)
+    Interval(WARM_UP + 1).check("--new", args.new)
     sizes = {"prompt": args.prompt, "new": args.new, "batch_size": args.batch, "steps": args.steps}
     jobs: list[Job] = []
     for path in find_recipes(args.recipes):

@@ -87,6 +87,14 @@ Seed = Annotated[int, SEED]
 """What every generator of random numbers takes."""
 
 
+def divide(**sizes: float) -> int:
+    """The first of two named sizes over the second, which must divide it: `divide(d_model=64, n_heads=4)`."""
+    (whole, total), (part, count) = sizes.items()
+    if count < 1 or total % count:
+        raise UserError(f"{part}={count} does not divide {whole}={total:.15g}: change one of them")
+    return int(total // count)
+
+
 def typed(function: Function) -> Function:
     """Decorator: raise `WrongType` for arguments that do not have the annotated types, before anything is done."""
     signature = inspect.signature(function)
@@ -96,8 +104,7 @@ def typed(function: Function) -> Function:
         for name, value in signature.bind(*args, **options).arguments.items():
             hint = signature.parameters[name].annotation
             if not _fits(value, hint):
-                words = " | ".join(map(_in_words, kinds_of(hint)))
-                raise WrongType(f"{name} must be {words}, not {value!r:.80}")
+                raise WrongType(f"{name} must be {' | '.join(map(_in_words, kinds_of(hint)))}, not {value!r:.80}")
             check_limits(name, value, hint)
         return function(*args, **options)
 

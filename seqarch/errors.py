@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 
@@ -33,8 +33,8 @@ class PluginWarning(SeqarchWarning):
 
 
 @contextlib.contextmanager
-def refused(message: str, *kinds: type[BaseException], why: bool | Callable[[Any], object] = False) -> Iterator[None]:
-    """Raise a `UserError` in place of errors of these kinds.
+def refused(message: str, *kinds: type[BaseException], why: Any = False, raises: Any = None) -> Iterator[None]:
+    """Raise a `UserError`, or what `raises` makes of the message, in place of errors of these kinds.
 
     A `UserError` stays as it is unless it is named. `why` ends the message with that of the error, or with what it
     makes of the error.
@@ -45,7 +45,8 @@ def refused(message: str, *kinds: type[BaseException], why: bool | Callable[[Any
         if isinstance(error, UserError) and UserError not in kinds:
             raise
         reason = one_line(why(error) if callable(why) else error)
-        raise UserError(f"{message}: {reason[: WIDEST if UserError in kinds else 200]}" if why else message) from error
+        text = f"{message}: {reason[: WIDEST if UserError in kinds else 200]}" if why else message
+        raise (raises or UserError)(text) from error
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
@@ -120,8 +121,7 @@ def check_processes() -> None:
     for name, valid in _VARIABLES.items():
         value = os.environ.get(name, str(valid[0]))
         if not (value.isdecimal() and int(value) in valid):
-            needed = f"set a number in {valid[0]}..{valid[-1]}, or unset it"
-            raise UserError(f"{name} is '{value}' in the environment: {needed}")
+            raise UserError(f"{name} is '{value}' in the environment: unset it, or set {valid[0]}..{valid[-1]}")
     for launcher, needed in _LAUNCHERS.items():
         missing = [name for name in needed if name not in os.environ]
         if missing and launcher in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
@@ -153,10 +153,15 @@ def of_storage(error: OSError) -> str | None:
     return one_line(f"{where}{error.strerror}; {what}")
 
 
+OVERFLOW = "size calculation overflow|Overflow when unpacking"
+"""In PyTorch's errors about tensors that no memory can hold."""
+
+
 def of_memory(error: Exception) -> str | None:
     """The message for an error of Python, NumPy or PyTorch that asked for too much memory; `None` for any other."""
     size = re.search(r"allocate ([\d.]+ [KMGTPE]?i?B(ytes)?)", str(error), re.IGNORECASE)
-    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and size):
+    of_torch = isinstance(error, RuntimeError | TypeError | OverflowError) and re.search(OVERFLOW, str(error))
+    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and size) and not of_torch:
         return None
     return f"there is not enough memory{f' for {size[1]}' if size else ''}: choose smaller sizes"
 

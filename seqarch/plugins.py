@@ -87,9 +87,9 @@ def import_entry(point: EntryPoint) -> Any:
         UserError: that raises an error, or another package declares the same name.
     """
     alike = {described(each) for each in _installed(point.group) if each.name == point.name}
-    if others := alike - {described(point)}:
-        kind, both = kind_of(point.group), " and ".join(sorted({described(point), *others}))
-        raise UserError(f"{kind} '{point.name}' is declared twice, by {both}: uninstall one of them")
+    if len(alike) > 1:
+        both = " and ".join(sorted(alike))
+        raise UserError(f"{kind_of(point.group)} '{point.name}' is declared twice, by {both}: uninstall one of them")
     # whatever a plug-in's module raises its author must repair
     kinds = (UserError, Exception, SystemExit)
     with refused(f"{named(point)} cannot be imported", *kinds, why=lambda error: f"{type(error).__name__}: {error}"):
@@ -145,8 +145,7 @@ def resolve(
     if not issubclass(found, bases):
         raise UserError(f"{path} is not a {kind}")
     if missing := _missing(found):
-        known = {each.__name__: each for each in _subclasses(found)}
-        right = near(path, _offered(known)) or ": name a subclass"
+        right = near(path, _offered({each.__name__: each for each in _subclasses(found)})) or ": name a subclass"
         raise UserError(f"{path} is a base class without {missing}{right}")
     return found
 
@@ -177,10 +176,8 @@ def check_name(path: str, allow: Collection[str] = ()) -> None:
 
 def refusal(path: str) -> str:
     """Why a name may not be imported, and what allows it."""
-    return (
-        f"'{path}' belongs neither to seqarch nor to an installed plug-in: a file may not bring in other code; "
-        f"if you trust it, add {FLAG} {path.partition('.')[0]}"
-    )
+    allowed = f"if you trust it, add {FLAG} {path.partition('.')[0]}"
+    return f"'{path}' belongs neither to seqarch nor to an installed plug-in: {allowed}"
 
 
 def check_is_class(path: str, found: Any) -> None:

@@ -59,14 +59,14 @@ def compose(path: Path) -> yaml.Node | None:
     Raises:
         UserError: it is not YAML, has a tag, repeats a key or unfolds into more than `LARGEST` entries.
     """
-    try:
-        root = nodes(path.read_text(encoding="utf-8"), str(path))
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        tab = "; indent with spaces" if "\\t" in str(error.problem) else ""
-        raise UserError(f"{path}:{line}: is not valid YAML: {error.problem}{tab}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is not text: a configuration is a YAML file, saved as UTF-8") from error
+    no_text = f"{path} is not text: a configuration is a YAML file, saved as UTF-8"
+    with refused(no_text, UnicodeDecodeError, yaml.YAMLError):
+        try:
+            root = nodes(path.read_text(encoding="utf-8"), str(path))
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            tab = "; indent with spaces" if "\\t" in str(error.problem) else ""
+            raise UserError(f"{path}:{line}: is not valid YAML: {error.problem}{tab}") from error
     if root is not None:
         check_nodes(str(path), root)
     return root

@@ -175,9 +175,3 @@ def summary(seconds: list[float], batch_size: int, prompt: int, new: int, prefil
         "total_s": prefill + new * sum(seconds) / len(seconds),
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None,
     }
-
-
-def check_new(new: int) -> None:
-    """Refuse a number of new tokens that leaves no step to time."""
-    if new <= WARM_UP:
-        raise UserError(f"--new must be more than the {WARM_UP} tokens of the warm-up, not {new}")

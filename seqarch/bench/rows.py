@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from seqarch.errors import UserError, absent, say
+from seqarch.errors import UserError, say
 from seqarch.tables import write_csv
 from seqarch.versions import commit, version
 
@@ -38,12 +38,8 @@ class Table:
     def __init__(
         self, columns: Sequence[str], path: Path | None = None, line: Callable[[Row], str] | None = None
     ) -> None:
-        if path is not None and path.is_dir():
-            raise UserError(f"--csv {path} is a folder: name a file")
-        if path is not None and not path.parent.is_dir():
-            raise absent("folder", path.parent, "--csv names a file in one")
-        if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UserError(f"--csv {path} cannot be written here: choose another place")
+        if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+            raise UserError(f"--csv {path} cannot be written here: name a file in a folder that is there")
         self.columns = columns
         self.path = path
         self.line = line

@@ -33,12 +33,8 @@ def main(args: list[str]) -> None:
             raise
         say(f"seqarch: error: {message}", file=sys.stderr)
         sys.exit(2)
-    except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning exits with 1
-            sys.exit(130)
-        if isinstance(stop.__context__, BrokenPipeError):  # rich exits with 1
-            sys.exit(0)
-        raise
+    except SystemExit as stop:  # Lightning and rich exit with 1 for these
+        sys.exit({KeyboardInterrupt: 130, BrokenPipeError: 0}.get(type(stop.__context__), stop.code))
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from seqarch.errors import UserError
-from seqarch.plugins import MIXERS, entries, name_and_version
+from seqarch.plugins import MIXERS, described, entries
 
 FILES = {
     "pyproject.toml": "pyproject.toml",
@@ -34,12 +34,9 @@ def new_mixer(name: str, out: Path | None = None) -> list[Path]:
         UserError: the name is not a class name or is taken, or the folder is not empty.
     """
     if not _is_class_name(name):
-        capital = name[:1].upper() + name[1:]
-        right = capital if _is_class_name(capital) else "RunningMean"
-        raise UserError(f"'{name}' is not a name for a class: write it as in {right}")
+        raise UserError(f"'{name}' is not a name for a class: write it as in RunningMean")
     if taken := entries(MIXERS).get(name):
-        package, _ = name_and_version(taken.dist)
-        raise UserError(f"there is a mixer {name} already, in the package {package}: choose another name")
+        raise UserError(f"there is a mixer {described(taken)} already: choose another name")
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
     if keyword.iskeyword(module) or find_spec(module):
         raise UserError(f"the module of {name} would be {module}, which Python has already: choose another name")

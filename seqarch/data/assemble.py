@@ -48,8 +48,7 @@ def check_new(folder: Path) -> None:
 def check_inputs(folder: Path, job: Manifest) -> None:
     """Refuse a domain that was prepared from other inputs than those of `job`."""
     if is_domain(folder) and (differing := differing_inputs(Domain(folder).manifest, job)):
-        instead = "remove it, or choose another domain name or --out"
-        raise UserError(f"{folder} was prepared from other inputs ({', '.join(differing)} differ): {instead}")
+        raise UserError(f"{folder} was prepared from other inputs ({', '.join(differing)} differ): remove it first")
 
 
 def check_domain(domain: str) -> None:
@@ -139,12 +138,10 @@ def _with_counts(manifest: Manifest, left_out: np.ndarray) -> Manifest:
 
 def _check_splits(manifest: Manifest) -> None:
     shares = {"train": 1 - manifest.holdout, "holdout": manifest.holdout}
-    found = {split: manifest.splits[split].documents for split in SPLITS}
-    if empty := [split for split in SPLITS if shares[split] > 0 and not found[split]]:
-        given = f"{manifest.domain} has {found['train']} documents to train on and {found['holdout']} held out"
-        left_out = f"{manifest.empty_documents} empty, {manifest.short_documents + manifest.long_documents} by length"
-        more = "give more text (a text file is one document, as each line of a JSONL file is), or another --holdout"
-        raise UserError(f"no document in {empty[0]}: {given} ({manifest.holdout:g}; left out: {left_out}): {more}")
+    if empty := [split for split in SPLITS if shares[split] > 0 and not manifest.splits[split].documents]:
+        lost = f"{manifest.empty_documents} empty, {manifest.short_documents + manifest.long_documents} by length"
+        more = "give more documents (a text file is one, a line of JSONL too), or another --holdout"
+        raise UserError(f"no document in {empty[0]} of {manifest.domain} (left out: {lost}): {more}")
 
 
 def publish(folder: Path, manifest: Manifest) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from seqarch.errors import UserError, refused
+from seqarch.runs.files import parse_json
 
 EXTRA = "pip install 'seqarch[tokenizers]'"
 
@@ -200,11 +201,7 @@ class Tiktoken(Codec):
         lines = (line.split() for line in content.splitlines() if line)
         self.ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
         if len(self.ranks) not in TIKTOKEN:
-            known = ", ".join(f"{count:,}" for count in TIKTOKEN)
-            raise ValueError(
-                f"it has {len(self.ranks):,} entries, and how text is split is known only for files of {known}: "
-                "give a tokenizer.json"
-            )
+            raise ValueError(f"files of {len(self.ranks):,} entries are not known: give a tokenizer.json")
         self.pattern, self.special, self.vocab_size = TIKTOKEN[len(self.ranks)]
         self.model = tiktoken.Encoding(
             self.file, pat_str=self.pattern, mergeable_ranks=self.ranks, special_tokens=self.special
@@ -289,14 +286,12 @@ def kind_of(path: Path, content: bytes) -> str:
     Raises:
         UserError: it is JSON, but no tokenizer.
     """
+    found = parse_json(content, path) if path.suffix == ".json" else None
+    if isinstance(found, dict) and "model" in found:
+        return "tokenizer_json"
+    if isinstance(found, dict) and {"config", "vocab"} <= found.keys():
+        return "tekken"
     if path.suffix == ".json":
-        from seqarch.runs.files import parse_json
-
-        found = parse_json(content, path)
-        if isinstance(found, dict) and "model" in found:
-            return "tokenizer_json"
-        if isinstance(found, dict) and {"config", "vocab"} <= found.keys():
-            return "tekken"
         raise UserError(f"{path} is neither a tokenizer.json nor a Tekken file: name one, or the folder that it is in")
     first = content.partition(b"\n")[0].split()
     if len(first) == 3 and first[0].isdigit() and first[2].isdigit():

@@ -11,7 +11,7 @@ import torch
 from lightning import LightningDataModule
 from torch import Tensor
 
-from seqarch.arguments import FILLED, Count, Interval, Limited, Seed
+from seqarch.arguments import FILLED, Count, Interval, Limited, Seed, divide
 from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
 from seqarch.data.loader import BatchPlan, DocumentCollate, MixtureDataset, TrainLoader
@@ -121,11 +121,8 @@ class TextDataModule(Limited, LightningDataModule):
 
     def _check_options(self) -> None:
         FILLED.check("data.train", self.train)
-        for name in self.ood:
-            if name in self.train:
-                raise UserError(f"'{name}' is a training domain, so it is not out of distribution: remove it from one")
-            if self.ood.count(name) > 1:
-                raise UserError(f"the OOD domain '{name}' is named twice")
+        if twice := next((name for name in self.ood if [*self.train, *self.ood].count(name) > 1), None):
+            raise UserError(f"the OOD domain '{twice}' is named twice in data.train and data.ood: name it once")
         if self.pack == "whole" and not self.document_mask:
             raise UserError("data.pack is whole, which fills sequences up: set data.document_mask to true")
 
@@ -139,9 +136,7 @@ class TextDataModule(Limited, LightningDataModule):
         if stage == "fit":
             self._resume = self._train_loader = None
         if stage == "fit" and self.sequences_per_step > there:
-            have = f"the training splits have {there:,} sequences of {self.sequence_length + 1:,} tokens"
-            wanted = f"data.sequences_per_step is {self.sequences_per_step:,}"
-            raise UserError(f"{wanted}, but {have}: make it at most {there:,}")
+            raise UserError(f"data.sequences_per_step must be at most {there:,}, the sequences of the training splits")
 
     def read_from(self, root: str) -> None:
         """Take the domains from another place than so far."""
@@ -156,8 +151,7 @@ class TextDataModule(Limited, LightningDataModule):
         domains = [open_domain(folder, name) for name in (*self.train, *self.ood)]
         by_tokenizer = {each.manifest.tokenizer: f"'{each.name}' has {each.manifest.tokenizer}" for each in domains}
         if len(by_tokenizer) > 1:
-            found = " and ".join(by_tokenizer.values())
-            raise UserError(f"domains must share a tokenizer, but {found}: prepare some again")
+            raise UserError(f"domains must share a tokenizer, but {' and '.join(by_tokenizer.values())}: prepare again")
         training = [self._open(domain, "train") for domain in domains[: len(self.train)]]
         return training + [self._open(domain, "holdout") for domain in domains]
 
@@ -167,9 +161,7 @@ class TextDataModule(Limited, LightningDataModule):
             kind = WholeDocuments if self.pack == "whole" else DocumentSequences
             sequences = kind(domain, split, self.sequence_length + 1)
         if not len(sequences):
-            tokens, least = domain.manifest.splits[split].tokens, self.sequence_length + 1
-            few = f"{tokens:,} tokens, less than one sequence of {least:,}: make data.sequence_length smaller"
-            raise UserError(f"the {split} split of '{domain.name}' has {few}")
+            raise UserError(f"the {split} split of '{domain.name}' is too short: make data.sequence_length smaller")
         return sequences
 
     @property
@@ -184,10 +176,8 @@ class TextDataModule(Limited, LightningDataModule):
             UserError: `sequences_per_step` cannot be dealt out evenly.
         """
         micro_batch_size = self.batch_size(world_size)
-        if self.sequences_per_step % (micro_batch_size * world_size):
-            of = f"data.micro_batch_size x devices ({micro_batch_size} x {world_size})"
-            raise UserError(f"data.sequences_per_step ({self.sequences_per_step}) must be a multiple of {of}")
-        return self.sequences_per_step // (micro_batch_size * world_size)
+        at_once = {"data.micro_batch_size x devices": micro_batch_size * world_size}
+        return divide(**{"data.sequences_per_step": self.sequences_per_step, **at_once})
 
     def batch_size(self, world_size: int) -> int:
         return self.micro_batch_size or max(1, self.sequences_per_step // world_size)
@@ -201,9 +191,7 @@ class TextDataModule(Limited, LightningDataModule):
         world_size, rank = (shares["num_replicas"], shares["rank"]) if shares else (1, 0)
         accumulation = self.accumulation(world_size)
         if self.trainer is not None and self.trainer.accumulate_grad_batches != accumulation:
-            found = self.trainer.accumulate_grad_batches
-            takes = f"data.sequences_per_step on {world_size} device(s) takes {accumulation} micro-batches per step"
-            raise UserError(f"trainer.accumulate_grad_batches is {found}, but {takes}")
+            raise UserError(f"trainer.accumulate_grad_batches must be {accumulation}, as data.sequences_per_step asks")
         sequences = self._splits[: len(self.train)]
         orders = tuple(DomainOrder(each.domain.name, each.counts, self.seed, self._window) for each in sequences)
         dataset = MixtureDataset(sequences, ShardCache(sequences, orders, self.cache_gb))
@@ -263,8 +251,7 @@ class TextDataModule(Limited, LightningDataModule):
         before, now = resume["sequences_per_micro_step"], plan.sequences_per_micro_step
         position, rest = divmod(resume["position"] * before, now)
         if rest:
-            same = f"data.micro_batch_size x devices {before}, not {now}"
-            raise UserError(f"the checkpoint was written within a step: resume with {same}")
+            raise UserError(f"the checkpoint lies within a step: resume with data.micro_batch_size x devices {before}")
         return position
 
     def evaluation_sets(self) -> list[EvaluationSet]:

@@ -110,13 +110,12 @@ class Preparation:
         added = self.append and "with --append, which adds to one domain and keeps its hold-out and tokens"
         is_set = any(str(each).startswith("hf://") and str(each).count("/") == 4 for each in self.files)
         of_a_set = not is_set and "on other files than a data set of the Hub, as hf://datasets/OWNER/NAME"
-        texts = files and all(path.suffix in TEXTS for path in files)
         reasons = {
             "part": added or (not files and "on standard input"),
             **dict.fromkeys(("domain_field", "holdout"), added),
             **dict.fromkeys(("eos_token", "bos_token"), self.tokenizer is None and added),
             **dict.fromkeys(("subset", "split"), of_a_set),
-            "text_field": texts and "on files that are one text each",
+            "text_field": files and all(path.suffix in TEXTS for path in files) and "on files that are one text each",
         }
         for option, why in reasons.items():
             if why and getattr(self, option) is not None:
@@ -220,8 +219,7 @@ class Preparation:
             before = Domain(folder)
             tokenizer = before.tokenizer if self.tokenizer is None else self._tokenizer()
             if tokenizer.name != before.manifest.tokenizer:
-                known = before.manifest.tokenizer
-                raise UserError(f"{folder} has the tokenizer {known}, not {tokenizer.name}: leave out --tokenizer")
+                raise UserError(f"{folder} has another tokenizer than {tokenizer.name}: leave out --tokenizer")
             job = dataclasses.replace(self._job(tokenizer, _describe(files)), holdout=before.manifest.holdout)
             there = {source.sha256 for source in before.manifest.sources}
             again = [source.file for source in job.sources if source.sha256 in there]
@@ -257,8 +255,7 @@ def join(folder: str | Path) -> list[Manifest]:
     found = {path.name: path for path in (place / PARTS).glob("*-of-*")}
     counts = {name.partition("-of-")[2] for name in found}
     if len(counts) != 1:
-        held = " and of ".join(sorted(counts)) or "nothing"
-        raise UserError(f"{folder} holds parts of {held}: keep those of one `seqarch data prepare ... --part I/N`")
+        raise UserError(f"{folder} holds parts of {' and '.join(sorted(counts)) or 'nothing'}: keep those of one")
     n_parts = int(counts.pop())
     parts = [place / PARTS / f"{part}-of-{n_parts}" for part in range(1, n_parts + 1)]
     if missing := [f"{part}/{n_parts}" for part, path in enumerate(parts, 1) if not (path / DONE).is_file()]:

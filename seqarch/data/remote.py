@@ -39,10 +39,8 @@ def mirror(url: str) -> Path:
     Raises:
         UserError: the URL is of an unknown kind, or holds credentials, which would end up in run folders.
     """
-    if re.search(r"[@?#]", url):
-        raise UserError("a URL of object storage must hold no credentials or options: give s3://bucket/folder")
-    if not re.fullmatch(r"s3://[^/]+(/.*)?", url):
-        raise UserError(f"{url} is not a URL of object storage: give s3://bucket/folder")
+    if not re.fullmatch(r"s3://[^/@?#]+(/[^@?#]*)?", url):
+        raise UserError("the URL of object storage must be s3://bucket/folder, without credentials or options")
     folder = cache_folder() / "mirrors" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
     if not (folder / ORIGIN).is_file():
         write_text(folder / ORIGIN, url.rstrip("/"))
@@ -138,5 +136,4 @@ def _one_line(url: str, done: str) -> Iterator[None]:
         answer = error.response["Error"]["Code"] if isinstance(error, ClientError) else named
         if answer in ("404", "NoSuchKey"):
             raise FileNotFoundError(url) from None
-        advice = "is the place right and the network up, and does the environment hold credentials?"
-        raise UserError(f"{url} cannot be {done} ({answer}): {advice}") from None
+        raise UserError(f"{url} cannot be {done} ({answer}): set the right place, network and credentials") from None

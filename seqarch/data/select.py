@@ -27,8 +27,7 @@ class Condition:
     def parse(cls, text: str) -> "Condition":
         found = re.fullmatch(rf"\s*([^=<>]+?)\s*({'|'.join(COMPARE)})(?![=<>])\s*(.*?)\s*", text, re.DOTALL)
         if found is None:
-            form = f"write it as in int_score>=4, with one of {', '.join(COMPARE)}"
-            raise UserError(f"--where {text} is not a condition: {form}")
+            raise UserError(f"--where {text} is not a condition such as int_score>=4, with one of {', '.join(COMPARE)}")
         return cls(*found.groups())
 
     def holds(self, found: Any) -> bool:
@@ -75,8 +74,7 @@ class Select:
         for field, flag in self.flags.items():
             name = field if field in names else field.partition(".")[0]
             if name not in names:
-                known = ", ".join(names)
-                raise UserError(f"{where}: no column '{name}'; the columns are {known}: {_advice(flag, names)}")
+                raise UserError(f"{where}: no column '{name}' of {', '.join(names)}: {_advice(flag, names)}")
             check_columns(where, names, [name])
             found.append(name)
         return list(dict.fromkeys(found))
@@ -104,9 +102,8 @@ class Select:
         here: Any = record
         for part in field.split("."):
             if not isinstance(here, Mapping) or part not in here:
-                texts = [name for name, value in record.items() if isinstance(value, str)]
-                known = f"its fields are {', '.join(record) or 'none'}"
-                raise UserError(f"{where}: has no field '{field}'; {known}: {_advice(self.flags[field], texts)}")
+                advice = _advice(self.flags[field], [name for name, value in record.items() if isinstance(value, str)])
+                raise UserError(f"{where}: no field '{field}' of {', '.join(record) or 'no fields'}: {advice}")
             here = here[part]
         return here
 

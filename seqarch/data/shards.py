@@ -68,8 +68,7 @@ def known_domains(root: Path) -> list[str]:
         UserError: there is none, or no such folder.
     """
     if not (found := list_domains(root)):
-        advice = "prepare one with `seqarch data prepare FILE --out FOLDER --domain NAME`"
-        raise absent("prepared domain in" if root.is_dir() else "folder", origin(root) or root, advice)
+        raise absent("prepared domain in", origin(root) or root, "seqarch data prepare FILE --out FOLDER --domain NAME")
     return found
 
 
@@ -234,8 +233,7 @@ class PackedSequences:
         """Tokens of one file, from its `start`-th on."""
         tokens = self.shards.read(shard, start, n_tokens)
         if (largest := int(tokens.max())) >= self.vocab_size:
-            lacking = f"not of the tokenizer of its manifest, which lacks the token {largest}"
-            raise damaged(self.shards.paths[shard], lacking)
+            raise damaged(self.shards.paths[shard], f"of another tokenizer: its manifest's lacks the token {largest}")
         return tokens
 
     def __iter__(self) -> "Iterator[Tensor]":
@@ -276,8 +274,6 @@ class Shards:
         self._verified: set[int] = set()
         self._first_block = [0, *itertools.accumulate(-(-n_tokens // BLOCK) for n_tokens in self.tokens)]
         self._blocks = checked(folder / BLOCKS, summary) if chunks and BLOCKS in summary.files else None
-        if self._blocks and self._blocks.stat().st_size != 4 * self._first_block[-1]:
-            raise missing(self._blocks)
 
     def _read_index(self) -> list[Chunk]:
         path = checked(self.folder / INDEX, self.summary)
@@ -376,10 +372,8 @@ def checked(path: Path, summary: SplitSummary, *, again: bool = False) -> Path:
     if origin(path.parent) and path.name not in summary.files:
         raise UserError(f"the manifest of {path.parent.parent.name} has no checksum of {path.name}: prepare it again")
     checksum = summary.files.get(path.name)
-    try:
+    with refused(f"{path.name} is missing: prepare the domain again", FileNotFoundError, why=True):  # the URL
         fetch(path, checksum)
-    except FileNotFoundError as error:  # the URL
-        raise UserError(f"{error} is missing: prepare the domain again") from error
     if checksum:
         verify(path, checksum, again=again)
     elif not path.is_file():

@@ -207,6 +207,5 @@ def json_objects(piece: Piece, field: str) -> Iterator[tuple[int, dict[str, Any]
         if raw.strip():
             record = parse_json(raw, path, line)
             if not isinstance(record, dict):
-                found = f"holds {kind_of(record)}; expected an object"
-                raise UserError(f'{path}:{line}: {found}, {{"{field}": "..."}}')
+                raise UserError(f'{path}:{line}: expected an object, {{"{field}": "..."}}, not {kind_of(record)}')
             yield line, record

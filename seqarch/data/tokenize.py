@@ -131,9 +131,8 @@ def _encode(tokenizer: Tokenizer, found: list[Document]) -> list[np.ndarray]:
     except Exception as error:  # each library has errors of its own, such as for a million spaces in a row
         if len(found) > 1:
             return [ids for each in found for ids in _encode(tokenizer, [each])]
-        place = f"{found[0].path}:{found[0].line}"
-        why = f"the tokenizer cannot encode this text of {len(found[0].text):,} characters ({one_line(error)[:200]})"
-        raise UserError(f"{place}: {why}: leave it out") from error
+        why = f"the tokenizer cannot encode this text ({one_line(error)[:200]})"
+        raise UserError(f"{found[0].path}:{found[0].line}: {why}: leave it out") from error
 
 
 def _batches(found: Iterator[Document]) -> Iterator[list[Document]]:

@@ -23,7 +23,7 @@ from seqarch.data.codecs import CODECS, EXTRA, Codec, kind_of
 from seqarch.data.manifest import Checked
 from seqarch.data.remote import fetch
 from seqarch.data.tokenizers import CodecTokenizer, Tokenizer, known_tokenizers, load_tokenizer
-from seqarch.errors import UserError, absent, one_line, refused, unknown
+from seqarch.errors import UserError, absent, one_line, one_of, refused, unknown
 from seqarch.runs.files import check_folder, parse_json, read_json
 
 FOLDER, DESCRIPTION = "tokenizer", "seqarch_tokenizer.json"
@@ -188,8 +188,7 @@ def _around(
     begins = bool(bos_token) if bos_token is not None else config.get("add_bos_token", bos_id is not None)
     bos_id, eos_id = chosen(bos_token, "bos_token", bos_id), chosen(eos_token, "eos_token", eos_id)
     if eos_id is None:
-        known = f"its special tokens are {special}"
-        raise UserError(f"{name} does not say which token ends a document: name it with --eos_token; {known}")
+        raise UserError(f"{name} does not say which token ends a document: name one with --eos_token, of {special}")
     return bos_id if begins else None, eos_id
 
 
@@ -198,8 +197,7 @@ def _file_in(folder: Path) -> tuple[Path, bytes]:
     if found := next((path for pattern in WHOLE for path in sorted(folder.glob(pattern))), None):
         return found, found.read_bytes()
     if not (folder / CONFIG).is_file() or not any((folder / name).is_file() for name in ("vocab.json", "vocab.txt")):
-        expected = f"{', '.join(WHOLE)}, or {CONFIG} with vocab.json and merges.txt, or vocab.txt"
-        raise UserError(f"{folder} holds no tokenizer: expected {expected}")
+        raise UserError(f"{folder} holds no tokenizer: expected {one_of(WHOLE)}, or {CONFIG} with a vocabulary")
     with refused(f"{folder} has no tokenizer.json, and to make one needs transformers: {EXTRA}", ImportError):
         from transformers import AutoTokenizer
     # transformers raises many kinds for files that do not fit

@@ -46,6 +46,12 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    def check_fits(self, vocab_size: int) -> None:
+        """Raise `UserError` for a model without logits for all of its tokens."""
+        if vocab_size < self.vocab_size:
+            has = f"the tokenizer '{self.name}' has {self.vocab_size:,} tokens"
+            raise UserError(f"{has}, and the model's vocab_size is {vocab_size:,}: make it larger, or take another")
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The tokens of each text in `dtype`, as `encode` gives them."""
         return [np.array(self.encode(text), self.dtype) for text in texts]

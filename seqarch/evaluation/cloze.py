@@ -61,8 +61,8 @@ class Cloze(Task):
     def row_files(self) -> RowFiles:
         path = find_file(self.folder, self.task)
         if path is None:
-            command = hub_command(self.task, TASKS[self.task], None, "validation")
-            raise UserError(f"there are no rows of {self.task}: {command} and set --rows ROWS")
+            how = hub_command(self.task, TASKS[self.task], None, "validation")
+            raise UserError(f"there are no rows of {self.task}: {how} and set --rows ROWS")
         return RowFiles(str(self.folder), {path.name: path})
 
     def prepare(self, data: TextDataModule | None) -> None:

@@ -130,8 +130,7 @@ class Passkey(Task):
                 break
             found.append(text)
         if not found:
-            least = self.length - room
-            raise UserError(f"{self.name} is too short: a prompt has at least {least} tokens, set longer --lengths")
+            raise UserError(f"{self.name} is too short for any prompt: set --lengths above {self.length - room}")
         return found
 
     @functools.cached_property

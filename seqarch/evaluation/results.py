@@ -81,8 +81,7 @@ def _facts(
     rows = task.row_files() or RowFiles("the data of the run", {})
     for name, digest in rows.sha256.items():
         if digest in trained_on:
-            seen = f"{name} is {trained_on[digest]}, which the model was trained on"
-            raise UserError(f"{task.name}: {seen}: use other rows")
+            raise UserError(f"{task.name}: {name} is {trained_on[digest]}, which the model was trained on: use others")
     sha256 = rows.sha256 | (task.held_out(data) if task.reads_data else {})
     return {
         "task": task.name,

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seqarch.arguments import COUNT
+from seqarch.arguments import divide
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError, refused
 from seqarch.exam.request import Models, meant
@@ -118,18 +118,13 @@ def from_recipe(size: Size, recipe: Recipe) -> Recipe:
         UserError: the recipe has no mixers or no width.
     """
     model = recipe.get("model") or {}
-    if not model.get("mixers"):
-        raise UserError("the recipe names no mixers under model.mixers, so there is nothing to examine")
-    if not isinstance(d_model := model.get("d_model"), int) or not 1 <= d_model <= WIDEST:
-        raise UserError(f"the recipe's model.d_model is {d_model!r}: give the width for which its mixers are set")
+    if not (model.get("mixers") and 1 <= (d_model := int(model.get("d_model") or 0)) <= WIDEST):
+        raise UserError(f"the recipe needs model.mixers, and model.d_model, their width, of at most {WIDEST:,}")
     usual, here = shape_of(d_model), size.shape
     if (recipe.get("data") or {}).get("sequence_length") == here.sequence_length:
         usual = dataclasses.replace(usual, sequence_length=here.sequence_length)  # its windows and chunks are for it
-    hidden = _options(model.get("feed_forward")).get("hidden")
-    n_layers = model.get("n_layers", usual.n_layers)
-    for option, value in {"n_layers": n_layers, "feed_forward.hidden": hidden or 1}.items():
-        if not isinstance(value, int) or value not in COUNT:
-            raise UserError(f"the recipe's model.{option} is {value!r}: expected a whole number from 1")
+    hidden = int(_options(model.get("feed_forward")).get("hidden") or 0)
+    n_layers = int(model.get("n_layers", usual.n_layers))
     derived = copy.deepcopy(size.recipe)
     target = derived["model"]
     for key in ("mixers", *ARCHITECTURE):
@@ -275,9 +270,8 @@ def load_size(name: str, options: Mapping[str, str], length: int | None = None) 
     if length is not None:
         data = recipe["data"]
         tokens = data["sequence_length"] * data["sequences_per_step"]
-        if tokens % length:
-            raise UserError(f"--length {length} does not divide the {tokens:,} tokens of a step at size {name}")
-        recipe["data"] = {**data, "sequence_length": length, "sequences_per_step": tokens // length}
+        sequences = divide(**{f"tokens of a step at size {name}": tokens, "--length": length})
+        recipe["data"] = {**data, "sequence_length": length, "sequences_per_step": sequences}
     return Size(recipe)
 
 
@@ -296,8 +290,7 @@ def find_models(size: Size, request: Models) -> list[tuple[str, Recipe]]:
     models = [find_model(size, name, own, request.allow_code) for name, own in named]
     for (name, recipe), (later, same) in itertools.combinations(models, 2):
         if name == later or recipe == same:
-            again = "named twice" if name == later else f"the same model as '{name}'"
-            raise UserError(f"'{later}' is {again}, which compares it with itself: name another --mixer or --against")
+            raise UserError(f"'{later}' is the same model as '{name}': name another --mixer or --against")
     return models
 
 

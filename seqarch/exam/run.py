@@ -93,10 +93,7 @@ def _has_ladder(request: Request, size: Size) -> bool:
     budgets = (size.recipe.get("branches") or {}).get("at")
     ladder = bool(budgets) and request.size not in LIMITS if request.ladder is None else request.ladder
     if ladder and not budgets:
-        raise UserError(
-            "--ladder compares rates after the shortest branch: set --branches.at '[0.125, 0.25, 0.5]' and "
-            "--model.decay_share 0.2"
-        )
+        raise UserError("--ladder needs branches: set --branches.at '[0.125, 0.25, 0.5]' --model.decay_share 0.2")
     return ladder
 
 
@@ -104,10 +101,7 @@ def _open_data(request: Request, size: Size, data: TextDataModule) -> tuple[str,
     """The folder of the shards, which text files become first, and the checksums of its domains."""
     train, ood = list(size.recipe["data"]["train"]), list(size.recipe["data"]["ood"])
     if len(train) == 1 and not ood:
-        raise UserError(
-            f"only {train[0]} and no OOD domain leave nothing to compare: name some with --data.ood, "
-            "or several with --data.train, whose hold-outs are then compared"
-        )
+        raise UserError(f"only {train[0]} leaves nothing to compare: name more with --data.ood or --data.train")
     if request.data is not None:
         few = size.model["vocab_size"] < MixtralTokenizer.vocab_size
         tokenizer = ByteTokenizer.name if few else MixtralTokenizer.name
@@ -115,11 +109,7 @@ def _open_data(request: Request, size: Size, data: TextDataModule) -> tuple[str,
     data.prepare_data()
     data.setup("fit")
     data.evaluation_sets()
-    if data.tokenizer.vocab_size > (most := size.model["vocab_size"]):
-        raise UserError(
-            f"the data's tokenizer '{data.tokenizer.name}' has {data.tokenizer.vocab_size:,} entries and models of "
-            f"size {request.size} have {most:,}: prepare the data with another tokenizer, or take another --size"
-        )
+    data.tokenizer.check_fits(size.model["vocab_size"])
     if request.length is not None:
         _say_long(data.root, [*train, *ood], request.length)
     return data.root, data.checksums()
@@ -156,13 +146,8 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
     if {*names} <= {*known}:
         return folder
     files = {name: text_files(folder, name, names) for name in names}
-    missing = [name for name in names if not files[name]]
-    if missing:
-        raise UserError(
-            f"--data {folder}: there are neither shards nor text files (such as {missing[0]}.jsonl.zst) of "
-            f"{', '.join(missing)}; prepared domains there: {', '.join(known) or 'none'}; "
-            "other domains are named with --data.train and --data.ood"
-        )
+    if missing := [name for name in names if not files[name]]:
+        raise UserError(f"--data {folder} has neither shards nor text, such as {missing[0]}.jsonl.zst: add them")
     check_folder(prepared, prepared.parent)
     for name in names:
         if not (prepared / name).exists():

@@ -86,8 +86,7 @@ def check_all_finished(failed: Mapping[str, str]) -> None:
     """Raise `UserError` for what `train` says went wrong."""
     if failed:
         first, why = next(iter(failed.items()))
-        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise UserError(f"{first}{more} not finished ({why}); the same command makes the missing runs")
+        raise UserError(f"{first}, 1 of {len(failed)}, is not finished ({why}): repeat the command")
 
 
 def _try_out(exam: Exam, pool: Pool) -> None:
@@ -97,8 +96,7 @@ def _try_out(exam: Exam, pool: Pool) -> None:
         if not all(is_finished(exam.run(entrant, seed)) or exam.cached(entrant, seed) for seed in range(exam.seeds)):
             trials[f"{entrant.name}, trial"] = partial(_try, exam, entrant)
     if failed := pool.do(trials):
-        count = f"{len(failed)} of the {len(exam.entrants)} models cannot be trained here"
-        error = UserError(f"{count}, and nothing was trained: correct what follows, or leave these models out")
+        error = UserError(f"{len(failed)} of {len(exam.entrants)} models cannot be trained here: correct them first")
         for trial, why in failed.items():
             error.add_note(f"{trial.removesuffix(', trial')}: {why}")
         raise error

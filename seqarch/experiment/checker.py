@@ -197,8 +197,7 @@ class _Reader(NamedTuple):
         for name, part in tree.value.items():
             key = prefix + name
             if name not in names:
-                what = f"{prefix[:-1]} has no option" if prefix else "there is no key"
-                raise UserError(f"{part.where}{what} '{name}'{near(name, names)}")
+                raise UserError(f"{part.where}{prefix[:-1] or 'the recipe'} has no option '{name}'{near(name, names)}")
             if name not in sections:
                 content[name] = self.of(options[key].hint, part, key)
             elif isinstance(part.value, dict):
@@ -266,8 +265,7 @@ class _Reader(NamedTuple):
 
             raise UserError(f"{named.where}{key}: {broken_parts().get(named.value, error)}") from error
         if wrong := next((part for name, part in spec.items() if name not in SPEC), None):
-            what = "only init_args, which holds the options, may stand next to class_path"
-            raise UserError(f"{wrong.where}{key}: {what}: {SHAPE}")
+            raise UserError(f"{wrong.where}{key}: the options of a class stand in init_args: {SHAPE}")
         caller_gives = next(count for base, count in bases.items() if issubclass(target, base))
         options = options_of(parser_of_class(target, caller_gives))
         own = spec.get("init_args", Tree({}))
@@ -277,14 +275,13 @@ class _Reader(NamedTuple):
         named_options = {renamed.get(name, name): part for name, part in own.entries().items()}
         more = spec.get("dict_kwargs", Tree({}))
         named_here = {**named_options, **more.entries()} if more.value and not _takes_any(target) else named_options
-        if wrong := next((name for name in named_here if name not in options), None):
-            part = named_here[wrong]
-            raise UserError(f"{part.where}{key}: {target.__name__} has no option '{wrong}'{near(wrong, options)}")
+        for wrong in named_here.keys() - options.keys():
+            place = f"{named_here[wrong].where}{key}: {target.__name__}"
+            raise UserError(f"{place} has no option '{wrong}'{near(wrong, options)}")
         set_here = {name: self.of(options[name].hint, part, f"{key}.{name}") for name, part in named_options.items()}
         unset = {name: option for name, option in options.items() if name not in {*set_here, *more.entries()}}
         if missing := [name for name, option in unset.items() if option.required]:
-            needs = f"{target.__name__} needs the option {', '.join(missing)}: give it in init_args"
-            raise UserError(f"{named.where}{key}: {needs}")
+            raise UserError(f"{named.where}{key}: {target.__name__} needs the option {', '.join(missing)} in init_args")
         defaults = {name: one.default for name, one in unset.items() if one.default is not argparse.SUPPRESS}
         if wrong := next((name for name in defaults if name in _wrong_defaults(target, caller_gives)), None):
             what = f"{target.__name__} has {defaults[wrong]!r} as default of its option '{wrong}', which is not"

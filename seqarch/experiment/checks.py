@@ -1,7 +1,6 @@
 """Checks a configuration before anything is built, and translates Lightning's errors when it builds."""
 
 import contextlib
-import itertools
 import logging
 import os
 import re
@@ -22,8 +21,8 @@ from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from seqarch.errors import UserError, say, several, unknown
-from seqarch.runs.keys import flatten
+from seqarch.errors import UserError, check_known, say
+from seqarch.experiment.tree import Tree, at
 from seqarch.training import LanguageModel
 from seqarch.training.fsdp import FSDP2
 from seqarch.training.weights import OtherWeights
@@ -51,37 +50,52 @@ WORKING = (
 )
 """Callbacks of Lightning that work here; their subclasses do too."""
 NO_DESTINATION = {
-    *("name", "version", "prefix", "project", "experiment_name", "run_name", "id", "run_id", "notes", "tags", "mode"),
+    *(
+        "class_path",
+        "name",
+        "version",
+        "prefix",
+        "project",
+        "experiment_name",
+        "run_name",
+        "id",
+        "run_id",
+        "notes",
+        "tags",
+        "mode",
+    ),
     *("group", "job_type", "resume", "experiment_key", "log_model"),
     *("save_dir", "dir", "root_dir", "sub_dir", "checkpoint_name", "add_file_policy"),
 }
 """Options of Lightning's loggers, as texts, that name no host, no account and no key."""
-COPIES = "notebook|fork|spawn"
-"""In the names of Lightning's strategies that copy this process to start others."""
-ON_A_CPU = {
-    "trainer.accelerator": "cpu",
-    "trainer.devices": 1,
-    "trainer.strategy": "auto",
-    "trainer.precision": "32-true",
-    "model.compile": "false",
-}
+NOT_HERE = "notebook|fork|spawn|xla|tpu"
+"""In the names of Lightning's strategies that copy this process, which has threads, or need other devices."""
+ON_A_CPU = (
+    "--trainer.accelerator=cpu --trainer.devices=1 --trainer.strategy=auto --trainer.precision=32-true "
+    "--model.compile=false"
+)
 
 
 def check_machine(config: Mapping[str, Any]) -> None:
-    """Raise `UserError` for devices that are not here, or a strategy that is not known or cannot work."""
-    check_accelerator(config)
-    check_strategy(config["trainer"]["strategy"])
+    """Raise `UserError` for GPUs that PyTorch does not see here, a wrong number of processes, or another strategy.
+
+    The names of strategies are those of Lightning that work here; the parser checks classes.
+    """
+    accelerator, devices, strategy = (config["trainer"][name] for name in ("accelerator", "devices", "strategy"))
+    on_gpu, gpus, cores = accelerator in ("gpu", "cuda"), torch.cuda.device_count(), os.cpu_count() or 1
+    if on_gpu and not gpus:
+        raise UserError(f"trainer.accelerator is {accelerator}, but PyTorch sees no GPU here; on a CPU add: {ON_A_CPU}")
+    most = gpus if on_gpu else max(gpus, PROCESSES * cores)
+    if str(devices).isdigit() and not 1 <= int(devices) <= most:
+        raise UserError(f"trainer.devices is {devices}, but there are {gpus} GPUs and {cores} cores: set 1 to {most}")
+    if isinstance(strategy, str):
+        check_known("trainer.strategy", strategy, strategies())
 
 
-def check_strategy(strategy: Any) -> None:
-    """Raise `UserError` for a strategy that Lightning does not know by name; the parser checks classes."""
-    known = StrategyRegistry.available_strategies()
-    if isinstance(strategy, str) and strategy not in ("auto", *known):
-        possible = [name for name in known if not re.search(f"{COPIES}|xla|tpu", name)]
-        unchecked = [name for name in possible if has_own_checkpoints(StrategyRegistry[name]["strategy"])]
-        raise unknown("trainer.strategy", strategy, {"auto", *possible} - {*unchecked})
-    if isinstance(strategy, str) and re.search(COPIES, strategy):
-        raise UserError(f"trainer.strategy {strategy} copies this process, which has threads by then: use ddp")
+def strategies() -> list[str]:
+    """The names of strategies that work here."""
+    names = [name for name in StrategyRegistry.available_strategies() if not re.search(NOT_HERE, name)]
+    return ["auto", *[name for name in names if not has_own_checkpoints(StrategyRegistry[name]["strategy"])]]
 
 
 def has_own_checkpoints(strategy: type[Strategy]) -> bool:
@@ -93,58 +107,34 @@ def check_callbacks(named: Sequence[Any]) -> None:
     """Raise `UserError` for a callback of Lightning that brings its own schedule, accumulation or checkpoints."""
     for callback in named:
         if type(callback).__module__.startswith("lightning.") and not isinstance(callback, WORKING):
-            own = "seqarch has its own schedule, accumulation and checkpoints"
-            raise UserError(f"trainer.callbacks holds {type(callback).__name__}: leave it out, {own}")
+            raise UserError(f"trainer.callbacks holds {type(callback).__name__}: leave it out, seqarch does its work")
 
 
-def check_destinations(trainer: Namespace, args: Sequence[str], of_python: Any = None) -> None:
+def check_destinations(trainer: Namespace, tree: Tree) -> None:
     """Raise `UserError` where a file, and not the user, says to which host or account something is sent, by what key.
 
     Args:
         trainer: the section of the recipe.
-        args: the command line, which the user wrote.
-        of_python: recipes in Python, which the user wrote too.
+        tree: the same as it was written, which knows what comes from a file.
     """
-    texts = [(key, value) for key, value in _texts("trainer", trainer) if re.search("://|::", value)]
-    for logger in several(trainer.logger):
-        if getattr(logger, "class_path", "").startswith("lightning."):
-            options = {**vars(logger.get("init_args", Namespace())), **logger.get("dict_kwargs", {})}
-            texts += _texts("trainer.logger", {name: options[name] for name in options.keys() - NO_DESTINATION})
-    words = [*args, *map("=".join, itertools.pairwise(args))]  # a flag, and its value in the next word
-    words += [f"{key}={value}" for key, value in _texts("", of_python)]
-    for key, value in texts:
-        name = key.rpartition(".")[2]
-        if value and value not in os.environ.values() and not any(name in word and value in word for word in words):
-            instead = "no file may say where something is sent, write it on the command line"
-            raise UserError(f"{key} is '{value}' in a file: {instead}")
+    for keys, value in _destinations([], trainer):
+        if value and (where := at(tree, keys).where) and value not in os.environ.values():
+            key = f"{where}trainer.{'.'.join(keys)}"
+            raise UserError(f"{key} is '{value}' in a file, which may not say where to send: give it in the command")
 
 
-def _texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each text in nested options, with its dotted key."""
-    if isinstance(value, str):
-        yield key, value
+def _destinations(keys: list[str], value: Any, of_logger: bool = False) -> Iterator[tuple[list[str], str]]:
+    """Each text in nested options that may say where something is sent, with its keys."""
+    if isinstance(value, str) and ((of_logger and keys[-1] not in NO_DESTINATION) or re.search("://|::", value)):
+        yield keys, value
     elif isinstance(value, Namespace | Mapping):
-        for name, each in (vars(value) if isinstance(value, Namespace) else value).items():
-            yield from _texts(f"{key}.{name}", each)
-    elif isinstance(value, Sequence):
+        options = vars(value) if isinstance(value, Namespace) else value
+        of_logger |= keys[:1] == ["logger"] and str(options.get("class_path")).startswith("lightning.")
+        for name, each in options.items():
+            yield from _destinations([*keys, name], each, of_logger)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
         for index, each in enumerate(value):
-            yield from _texts(f"{key}[{index}]", each)
-
-
-def check_accelerator(config: Mapping[str, Any]) -> None:
-    """Raise `UserError` for GPUs that PyTorch does not see here, for too many processes or for none."""
-    accelerator, devices = (config["trainer"][name] for name in ("accelerator", "devices"))
-    on_gpu, gpus, cores = accelerator in ("gpu", "cuda"), torch.cuda.device_count(), os.cpu_count() or 1
-    if on_gpu and not gpus:
-        options = flatten(config)
-        flags = " ".join(
-            f"--{key}={value}" for key, value in ON_A_CPU.items() if str(options[key]).lower() != str(value)
-        )
-        seen = f"trainer.accelerator is {accelerator}, but PyTorch sees no GPU here"
-        raise UserError(f"{seen}; to run on a CPU add: {flags}")
-    most = gpus if on_gpu else max(gpus, PROCESSES * cores)
-    if str(devices).isdigit() and not 1 <= int(devices) <= most:
-        raise UserError(f"trainer.devices is {devices}, but there are {gpus} GPUs and {cores} cores: set 1 to {most}")
+            yield from _destinations([*keys, str(index)], each, of_logger)
 
 
 def check_memory(model: LanguageModel, on_cpu: bool) -> None:
@@ -159,8 +149,8 @@ def check_memory(model: LanguageModel, on_cpu: bool) -> None:
     per_parameter = BYTES_PER_PARAMETER // (1 if model.optimizer_factory is None else 2)
     needed, there = per_parameter * n_parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if on_cpu and needed > there:
-        least = f"{n_parameters:,} parameters, whose training takes {needed / 2**30:,.0f} GiB of memory at least"
-        raise UserError(f"the model has {least}, but this machine has {there / 2**30:,.0f} GiB: make it smaller")
+        gib = f"{needed / 2**30:,.0f} GiB of memory in training, and this machine has {there / 2**30:,.0f} GiB"
+        raise UserError(f"{n_parameters:,} parameters take at least {gib}: make the model smaller")
 
 
 @contextlib.contextmanager
@@ -233,9 +223,7 @@ def without_chatter() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def user_errors_of_lightning(
-    *, of_trainer_options: bool = False, checkpoint: str | Path | None = None
-) -> Iterator[None]:
+def user_errors_of_lightning(*, of_trainer_options: bool = False, checkpoint: Any = None) -> Iterator[None]:
     """Turn what Lightning and PyTorch raise for a user's choices into `UserError`; bugs pass through as they are.
 
     Args:

@@ -17,14 +17,7 @@ from seqarch.errors import SeqarchWarning, UserError, say, several
 from seqarch.evaluation import Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import values
-from seqarch.experiment.checks import (
-    check_destinations,
-    check_machine,
-    check_memory,
-    ends_at_sigterm,
-    running,
-    user_errors_of_lightning,
-)
+from seqarch.experiment.checks import check_machine, check_memory, ends_at_sigterm, running, user_errors_of_lightning
 from seqarch.experiment.parser import plain, read_options, recipe_parser
 from seqarch.experiment.run import (
     build_trainer,
@@ -83,7 +76,6 @@ class Experiment:
         self._parser = parser or recipe_parser()
         self.options = read_options(self._parser, args, recipe, overrides, self.allow_code)
         """The recipe as it was parsed."""
-        check_destinations(self.options.trainer, args, [recipe, overrides])
         self._built: Namespace | None = None
 
     @classmethod

@@ -57,8 +57,7 @@ def module_of(content: Mapping[str, Any], allow_code: Collection[str] = ()) -> L
 
 def check_model(lm: SequenceLM, tokenizer: Tokenizer) -> None:
     """Raise `UserError` for a model that lacks tokens of its tokenizer, or has a weight that is not finite."""
-    if tokenizer.vocab_size > lm.vocab_size:
-        raise UserError(f"its vocab_size is {lm.vocab_size}, but '{tokenizer.name}' has {tokenizer.vocab_size} tokens")
+    tokenizer.check_fits(lm.vocab_size)
     for name, weight in lm.named_parameters():
         if not weight.isfinite().all():
             raise UserError(f"its weight {name} is not finite, as after a training that diverged")

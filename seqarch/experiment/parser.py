@@ -14,8 +14,10 @@ from seqarch.arguments import Seed, Steps
 from seqarch.data.datamodule import TextDataModule
 from seqarch.evaluation.registry import import_tasks
 from seqarch.experiment.checker import HELP, check_words, parse_tree
+from seqarch.experiment.checks import check_destinations
 from seqarch.experiment.compose import PRINT, compose
 from seqarch.experiment.help import Parser
+from seqarch.experiment.tree import at
 from seqarch.mixers.registry import import_parts
 from seqarch.plugins import ALLOW_CODE, FLAG, trust
 from seqarch.training import LanguageModel
@@ -92,6 +94,7 @@ def read_options(
     tree, words = compose(parser, args, recipe, overrides)
     check_words(parser, words)
     options = parse_tree(parser, tree, allow_code)
+    check_destinations(options.trainer, at(tree, ["trainer"]))
     if printed := [word for word in args if word.partition("=")[0] == PRINT]:
         parser.parse_args([printed[0]], namespace=options)
     return options

@@ -71,11 +71,7 @@ def find_recipe(name: str | Path) -> Path:
         return path
     if found := _bundled(path):
         return found
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: name a recipe in it")
-    if path.suffix or len(path.parts) > 1:
-        raise absent("recipe", path)
-    raise _no_recipe(str(name))
+    raise absent("file", path, "name a recipe") if path.suffix or len(path.parts) > 1 else _no_recipe(str(name))
 
 
 def copy_recipe(name: str, target: Path | None = None) -> Path:

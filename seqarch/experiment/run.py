@@ -125,10 +125,8 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
         UserError: no folder or no number of steps is given, there is no such checkpoint, the folder holds a run of
             another configuration, or this is not the main thread.
     """
-    if not config["run_dir"]:
-        raise UserError("fit needs --run_dir, the folder that the run is written to (for instance runs/first)")
-    if config["trainer"]["max_steps"] == -1:
-        raise UserError("trainer.max_steps is not set: give the number of steps, at least 1")
+    if not config["run_dir"] or not Path(config["run_dir"]).resolve().name:
+        raise UserError("fit needs --run_dir, a new folder for the run, such as runs/first")
     COUNT.check("trainer.max_steps", config["trainer"]["max_steps"])
     if threading.current_thread() is not threading.main_thread():
         raise UserError("fit needs the main thread, which gets all signals: call it there, or in a new process")
@@ -136,10 +134,6 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
         check_checkpoint(start, files=False)
     refuse_place("--run_dir", config["run_dir"])
     run_dir = Path(config["run_dir"])
-    if run_dir.exists() and not run_dir.is_dir():
-        raise UserError(f"--run_dir {run_dir} is a file: name a folder, which need not exist")
-    if not run_dir.resolve().name:
-        raise UserError(f"--run_dir {run_dir} is not a folder of its own: name one, such as runs/first")
     check_folder(run_dir)
     if strange := next(run_dir.glob("*hpc_ckpt_*"), None):  # Lightning would take it in a job of SLURM, unchecked
         raise UserError(f"{strange} is not a file of seqarch: remove it; --ckpt_path names a checkpoint to resume from")
@@ -183,8 +177,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
     options = dict(objects.trainer)
     check_machine(config)
     if options["accumulate_grad_batches"] != 1:
-        these = "data.sequences_per_step and data.micro_batch_size"
-        raise UserError(f"trainer.accumulate_grad_batches follows from {these}: set these")
+        raise UserError("leave trainer.accumulate_grad_batches out: data.sequences_per_step sets it")
     join_processes()
     callbacks: list[Any] = [*_as_list(options["callbacks"]), NonFiniteGuard()]
     check_callbacks(callbacks)
@@ -209,8 +202,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
         trainer.strategy.checkpoint_io = Checkpoints(training=run_dir is not None)
     rank = max(trainer.local_rank, rank_zero_only.rank or 0)  # which comes from the environment
     if trainer.local_rank >= trainer.num_devices or rank >= trainer.world_size:
-        devices = f"trainer.devices is {trainer.num_devices}: start as many processes on each node"
-        raise UserError(f"RANK, LOCAL_RANK or SLURM_LOCALID is {rank}, but {devices}")
+        raise UserError(f"RANK, LOCAL_RANK or SLURM_LOCALID is {rank}: start {trainer.num_devices} per node")
     return trainer
 
 

@@ -172,9 +172,10 @@ def appended(tree: Tree, value: Tree) -> Tree:
 
 
 def at(tree: Tree, keys: Sequence[str]) -> Tree:
-    """The part at a path of keys; an empty mapping if there is none."""
+    """The part at a path of keys, those of lists being indices; an empty mapping if there is none."""
     for key in keys:
-        tree = tree.entries().get(key, Tree({}))
+        in_list = isinstance(tree.value, list) and key.isdecimal()
+        tree = tree.value[int(key)] if in_list else tree.entries().get(key, Tree({}))
     return tree
 
 

@@ -88,12 +88,10 @@ class StateCache:
         if bool(seen.all()):
             return None
         starts = seen.int().argmax(dim=1)
-        ends = starts + seen.sum(dim=1)
+        ends = starts + seen.sum(dim=1) if right else torch.full_like(starts, tokens.shape[1])
         columns = torch.arange(tokens.shape[1], device=tokens.device)
         if not bool((seen == ((columns >= starts[:, None]) & (columns < ends[:, None]))).all()):
-            raise UserError("attention_mask hides tokens between others: models of seqarch read whole texts")
-        if not right and bool((ends < tokens.shape[1]).any()):
-            raise UserError("attention_mask hides tokens on the right: pad prompts on the left")
+            raise UserError("attention_mask hides tokens between others or on the right: pad prompts on the left")
         return starts if bool(starts.any()) else None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

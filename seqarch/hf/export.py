@@ -54,8 +54,6 @@ def export(
             cannot express the model.
     """
     path, out = named_checkpoint(checkpoint), Path(out)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file: name a folder, which need not exist")
     lm, tokenizer = load(path, allow_code)
     content = read_checkpoint(path)
     facts = facts_of(content)

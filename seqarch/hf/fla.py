@@ -54,9 +54,7 @@ class DeltaNet(Fla):
     def complete(self, c: Config) -> dict[str, Any]:
         c = super().complete(c)
         if c.get("num_v_heads") not in (None, c["num_heads"]):
-            raise UserError(
-                f"config.json has num_v_heads {c['num_v_heads']}: seqarch computes num_heads, {c['num_heads']}"
-            )
+            raise UserError(f"config.json has num_v_heads {c['num_v_heads']}: seqarch computes {c['num_heads']}")
         hidden = c.get("intermediate_size") or 256 * -(-int(c["hidden_size"] * c["hidden_ratio"] * 2 / 3) // 256)
         return {**c, "intermediate_size": hidden}
 

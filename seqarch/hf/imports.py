@@ -20,7 +20,7 @@ from seqarch.hf.fla import of_rwkv
 from seqarch.hf.model import SeqarchConfig
 from seqarch.hf.rules import convert
 from seqarch.model import SequenceLM
-from seqarch.runs.files import atomic, check_folder, read_json
+from seqarch.runs.files import atomic, check_file, check_folder, read_json
 from seqarch.runs.layout import TOKENIZER, checkpoint_path, run_name
 from seqarch.runs.record import write_config, write_record
 from seqarch.training.checkpoint import check_entries, check_weights, read_tensors, tokenizer_files, tokenizer_of
@@ -102,8 +102,7 @@ def _is_lone(place: Path, tokenizer: str | None) -> bool:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    if not (folder / CONFIG).is_file():
-        raise absent("file", folder / CONFIG, "name the folder of a model")
+    check_file(folder / CONFIG)
     config = read_json(folder / CONFIG)
     return of_mamba_ssm(config) if "ssm_cfg" in config and "model_type" not in config else config
 

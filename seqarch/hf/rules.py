@@ -136,8 +136,7 @@ class Family(ABC):
         for key, values in self.fixed.items():
             value = config.get(key, values[0])
             if value not in values and not (isinstance(value, list) and all(each in values for each in value)):
-                known = one_of([str(one) for one in values])
-                raise UserError(f"config.json has {key} {config[key]!r}: seqarch computes {known}")
+                raise UserError(f"config.json has {key} {value!r}: seqarch computes {one_of(list(map(str, values)))}")
 
     def every_rule(self, config: Config, n_layers: int) -> Iterator[Rule]:
         """The rules of all layers."""
@@ -191,8 +190,8 @@ def convert(
         with refused(f"{' + '.join(rule.theirs)} is not of the shape that the family has", IndexError, RuntimeError):
             tensor = rule.to_ours(parts)
         if tensor.shape != shapes.get(rule.ours):
-            wanted = [*shapes[rule.ours]] if rule.ours in shapes else "nothing"
-            raise UserError(f"{' + '.join(rule.theirs)} is {[*tensor.shape]}, but config.json asks for {wanted}")
+            asked = [*shapes.get(rule.ours, ())]
+            raise UserError(f"{' + '.join(rule.theirs)} is {[*tensor.shape]}, but config.json asks for {asked}")
         converted[rule.ours] = tensor.float()
     if left:
         raise UserError(f"the weights hold {min(left)}, which the family has not")

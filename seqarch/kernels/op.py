@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError, check_known
+from seqarch.errors import UserError, unknown
 from seqarch.kernels.packages import INSTALL, is_installed
 
 TITLES = {"triton": "own Triton", "mamba_ssm": "mamba-ssm", "sdpa": "PyTorch (cuDNN, FlashAttention, FlexAttention)"}
@@ -139,7 +139,8 @@ class Op:
 
     def check(self, backend: str) -> None:
         """Refuse a `backend` that the op does not have."""
-        check_known("backend", backend, self.choices)
+        if backend not in self.choices:
+            raise unknown("backend", backend, self.choices)
 
     def run(self, backend: str, *args: Any) -> Any:
         """Compute the call `reference(*args)`; see `choose`."""

@@ -73,7 +73,4 @@ def check_gated_gradients(device: torch.device) -> None:
 
     version = tuple(int(part) for part in triton.__version__.split("+")[0].split(".")[:3] if part.isdigit())
     if is_hopper(device) and (3, 4) <= version < (3, 7, 1) and not FOUND["tilelang"]:
-        raise UserError(
-            f"Triton {triton.__version__} computes wrong gradients for gated recurrences on Hopper GPUs: "
-            f"{INSTALL['fla']}"
-        )
+        raise UserError(f"Triton {triton.__version__} computes wrong gradients of gates on Hopper: {INSTALL['fla']}")

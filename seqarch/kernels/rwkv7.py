@@ -58,9 +58,8 @@ def rwkv7(
     """
     r, k, v, a, b = autocast_cast(r, k, v, a, b)
     keys = {f"{name} [B, T, H, K] same": t for name, t in (("r", r), ("k", k), ("a", a), ("b", b))}
-    keys |= {"log_decay [B, T, H, K] wide": log_decay, "v [B, T, H, V] same": v}
-    keys |= {"initial_state [rows, H, K, V]": initial_state}
-    check_sequences(keys, cu_seqlens)
+    others = {"v [B, T, H, V] same": v, "initial_state [rows, H, K, V]": initial_state}
+    check_sequences({**keys, "log_decay [B, T, H, K] wide": log_decay, **others}, cu_seqlens)
     if lower_bound is not None and lower_bound >= 0:
         raise UserError(f"lower_bound must be below 0, as logarithms of decays are, not {lower_bound}")
     return RWKV7.run(backend, r, k, v, log_decay, a, b, scale, lower_bound, initial_state, cu_seqlens)

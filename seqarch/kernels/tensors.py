@@ -9,6 +9,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 
+Given = Tensor | None
 Recurred = tuple[Tensor, Tensor]
 """What a recurrence gives: outputs `[B, T, ...]` and the final state."""
 
@@ -50,9 +51,9 @@ def check_shapes(
 ) -> dict[str, int]:
     """Refuse tensors that differ from their names, which say shape and dtype: `{"q [B, T, H, K] same": q}`.
 
-    A letter means the same size in all of them. After the shape stands the dtype where it matters: int32 or int64,
-    "float" for any floating-point dtype, "same" for that of the first tensor, "wide" for the wider one of that and
-    float32. With a dtype, a tensor is on the device of the first. A tensor may be None.
+    A letter means the same size in all of them. After the shape stands the dtype where it matters. That is int32,
+    int64, or "float" for any floating-point dtype. "same" is the dtype of the first tensor, "wide" the wider one of
+    that and float32. With a dtype, a tensor is on the device of the first. A tensor may be None.
 
     Args:
         shapes: the tensors by name.
@@ -94,15 +95,16 @@ def check_sequences(shapes: Mapping[str, Tensor | None], cu_seqlens: Tensor | No
     Their size `rows` is the number of states: the documents of `cu_seqlens` (see `check_packed`), or B without it.
     """
     first: Any = next(iter(shapes.values()))
-    packed = cu_seqlens is not None and cu_seqlens.dim() == 1
-    rows = cu_seqlens.shape[0] - 1 if packed else first.shape[0] if first.dim() else 0
+    rows = first.shape[0] if first.dim() else 0
+    if cu_seqlens is not None and cu_seqlens.dim() == 1:
+        rows = cu_seqlens.shape[0] - 1
     sizes = check_shapes(shapes, {"B": 0, "rows": 0}, **sizes, rows=rows)
     check_packed(cu_seqlens, first)
     return sizes
 
 
 def check_qkv(
-    q: Tensor, k: Tensor, v: Tensor | None, more: Mapping[str, Tensor | None], *, suffix: str = "", **sizes: int
+    q: Tensor, k: Tensor, v: Tensor | None, more: Mapping[str, Tensor | None], suffix: str = "", **sizes: int
 ) -> None:
     """Require `q [B, Tq, H, D]`, `k` and `v` `[B, Tk, HK, D]` with `Tq <= Tk` and `HK` dividing `H`.
 
@@ -122,32 +124,25 @@ def check_shared(heads: int, name: str, groups: int, of: str) -> None:
 
 
 def check_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float | None, **more: Tensor | None
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float | None, alibi_slopes: Given = None
 ) -> float:
     """Check one query per sequence with cached keys, and return the factor on the scores.
 
-    Tensors are `q [B, 1, H, D]`, caches `[B, capacity, HK, D]`, `lengths [B]` int32 and `[H]` for `more`. They may not
-    ask for gradients.
+    Tensors are `q [B, 1, H, D]`, caches `[B, capacity, HK, D]`, `lengths [B]` int32 and `alibi_slopes [H]`. They may
+    not ask for gradients.
     """
     if is_tracked(q, k_cache, v_cache):
         raise UserError("decoding has no gradient: call it under torch.no_grad(), or use the op for whole sequences")
-    of_heads = {f"{name} [H]": each for name, each in more.items()}
-    check_qkv(q, k_cache, v_cache, {"lengths [B] int32": lengths, **of_heads}, suffix="_cache", Tq=1)
+    check_qkv(q, k_cache, v_cache, {"lengths [B] int32": lengths, "alibi_slopes [H]": alibi_slopes}, "_cache", Tq=1)
     return default_scale(scale, q)
 
 
 def check_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    scale: float | None,
-    cu_seqlens: Tensor | None,
-    window: int | None = None,
-    alibi_slopes: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Given, scale: float | None, packed: Given, window: int | None = None, alibi: Given = None
 ) -> float:
     """Check the tensors and options of attention, and return the factor on the scores."""
-    check_qkv(q, k, v, {"alibi_slopes [H]": alibi_slopes})
-    check_packed(cu_seqlens, k)
+    check_qkv(q, k, v, {"alibi_slopes [H]": alibi})
+    check_packed(packed, k)
     if window is not None and window < 1:
         raise UserError(f"window must be at least 1 (the query's own position), not {window}")
     return default_scale(scale, q)

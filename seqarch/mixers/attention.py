@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.arguments import Count, Limited, Positive
+from seqarch.arguments import Count, Limited, Positive, divide
 from seqarch.errors import UserError
 from seqarch.kernels.tensors import document_positions, known_end
 from seqarch.kernels.top1_chunk.op import CHUNK_SIZE
@@ -204,9 +204,9 @@ class CoreAttention(Mixer):
         self.scaled_output = scaled_output
         self.n_heads, self.head_dim = n_heads, size_heads(d_model, n_heads, head_dim)
         self.n_kv_heads = n_kv_heads or n_heads
-        if n_heads % self.n_kv_heads:
-            raise UserError(f"n_kv_heads={n_kv_heads} does not divide n_heads={n_heads}")
-        _check_relation(relation, max_length)
+        divide(n_heads=n_heads, n_kv_heads=self.n_kv_heads)
+        if (relation == "real") != (max_length is None):
+            raise UserError(f"relation='{relation}' with max_length={max_length}: give both, for constants, or neither")
         self.max_length = max_length
         norm: dict[str, Any] = {"qk_norm": qk_norm, "qk_norm_eps": qk_norm_eps, "temperature": temperature}
         place: dict[str, Any] = {"position": position, "rope_base": rope_base}
@@ -262,9 +262,7 @@ class CoreAttention(Mixer):
 
     def _constant_heads(self, constants: Tensor, x: Tensor, start: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
         if (end := known_end(x, start, cu_seqlens)) > constants.shape[0]:
-            raise UserError(
-                f"the constants end at position {constants.shape[0]}, this call reaches {end}: raise max_length"
-            )
+            raise UserError(f"the constants end at {constants.shape[0]}, and this call at {end}: raise max_length")
         rows = constants[document_positions(x, start=start, cu_seqlens=cu_seqlens)]
         return rows.expand(x.shape[0], -1, -1, -1)
 
@@ -382,13 +380,6 @@ class Top1Chunk(Top1Mixer):
     ) -> None:
         core = Top1ChunkCore(chunk_size, selection, remote_chunks=remote_chunks)
         super().__init__(d_model, layer_idx, n_layers, core=core, n_heads=n_heads, **options)
-
-
-def _check_relation(relation: str, max_length: int | None) -> None:
-    if relation != "real" and max_length is None:
-        raise UserError(f"relation='{relation}' has one constant per position: give max_length, the longest sequence")
-    if relation == "real" and max_length is not None:
-        raise UserError("max_length is the number of constants: it does not go with relation='real'")
 
 
 def _key_convolution(channels: int, size: int | None) -> ShortConvolution | None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.arguments import Limited
+from seqarch.arguments import Limited, divide
 from seqarch.errors import UserError
 from seqarch.kernels import OPS, kernels_of
 from seqarch.mixers.counted import counted_flops
@@ -302,9 +302,7 @@ def reset_children(module: nn.Module) -> None:
 
 def divide_heads(d_model: int, n_heads: int) -> int:
     """Channels of a head; refuses `n_heads` that does not divide `d_model`."""
-    if n_heads < 1 or d_model % n_heads:
-        raise UserError(f"n_heads={n_heads} does not divide d_model={d_model}")
-    return d_model // n_heads
+    return divide(d_model=d_model, n_heads=n_heads)
 
 
 def size_heads(width: float, n_heads: int, head_dim: int | None, *, called: str = "d_model") -> int:
@@ -313,11 +311,7 @@ def size_heads(width: float, n_heads: int, head_dim: int | None, *, called: str 
     Raises:
         UserError: `n_heads` does not divide the width and there is no `head_dim`.
     """
-    if head_dim is not None:
-        return head_dim
-    if width % n_heads:
-        raise UserError(f"n_heads={n_heads} does not divide {called}={width:.15g}: change one of them or give head_dim")
-    return int(width) // n_heads
+    return divide(**{called: width, "n_heads": n_heads}) if head_dim is None else head_dim
 
 
 def linear_flops(*layers: nn.Linear) -> float:

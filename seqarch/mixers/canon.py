@@ -76,9 +76,7 @@ class Canon(Limited):
         if place not in self.places:
             return
         if layer.canon_channels is None:
-            why = "has a convolution of its own there" if getattr(layer, "convolution", None) else "has no place for it"
-            name = type(layer).__name__
-            raise UserError(f"canon.places has {place}, but {name} {why}: leave {place} out, or change {name}")
+            raise UserError(f"canon.places has {place}, unlike {type(layer).__name__}: leave {place} out")
         layer.canon = self.layer(place, layer.canon_channels)
 
     def check(self, model: Any) -> None:

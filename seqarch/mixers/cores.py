@@ -85,15 +85,9 @@ class KeyValueState(MixerState):
 
     def _advance(self, k: Tensor) -> int:
         if k.shape[0] != self.keys.shape[0] or k.dtype != self.keys.dtype:
-            raise UserError(
-                f"the state was made for {self.keys.shape[0]} sequences of {self.keys.dtype}, "
-                f"not for {k.shape[0]} of {k.dtype}"
-            )
+            raise UserError(f"a state made for {len(self.keys)} rows of {self.keys.dtype} met {len(k)} of {k.dtype}")
         if self.length + k.shape[1] > self.max_length:
-            raise UserError(
-                f"the state holds at most {self.max_length} tokens and this call would make it "
-                f"{self.length + k.shape[1]}: give init_state a larger max_length"
-            )
+            raise UserError(f"init_state needs a max_length of {self.length + k.shape[1]} here, not {self.max_length}")
         self.length += k.shape[1]
         return self.length
 

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.arguments import Count
-from seqarch.errors import UserError
+from seqarch.arguments import Count, divide
 from seqarch.kernels import gated_rms_norm, ssd
 from seqarch.kernels.gated_norm.op import skip_and_gate
 from seqarch.kernels.tensors import at_least_float32
@@ -68,11 +67,11 @@ class Mamba2(RecurrentMixer):
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
-        check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups)
         self.d_inner = expand * d_model
         self.d_state = d_state
         self.head_dim = head_dim
-        self.n_heads = self.d_inner // head_dim
+        self.n_heads = divide(d_inner=self.d_inner, head_dim=head_dim)
+        divide(n_heads=self.n_heads, n_groups=n_groups)
         self.n_groups = n_groups
         self.state_shape = (self.n_heads, d_state, head_dim)
         self.decay = decay
@@ -146,12 +145,3 @@ class Mamba2(RecurrentMixer):
             return self.out_proj(skip_and_gate(o, inputs, self.D, z).to(dtype))
         options: dict[str, Any] = {"eps": NORM_EPS, "n_groups": self.n_groups, "backend": other_backend(self.backend)}
         return self.out_proj(gated_rms_norm(o, inputs, self.D, z, self.norm_weight, **options))
-
-
-def check_sizes(d_model: int, *, expand: int, head_dim: int, n_groups: int) -> None:
-    """Refuse heads that do not divide the inner width, and groups that do not divide the heads."""
-    d_inner = expand * d_model
-    if d_inner % head_dim:
-        raise UserError(f"head_dim={head_dim} does not divide the inner width, expand * d_model = {d_inner}")
-    if d_inner // head_dim % n_groups:
-        raise UserError(f"n_groups={n_groups} does not divide the number of heads, {d_inner // head_dim}")

@@ -98,11 +98,7 @@ class ShortConvolution(Limited, nn.Module):
         state: ShortConvolutionState | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolve queries, keys and values side by side; see `qkv_convolution`.
-
-        Raises:
-            UserError: the layer has a bias or no SiLU.
-        """
+        """Convolve queries, keys and values side by side; see `qkv_convolution`."""
         if self.bias is not None or self.activation != "silu":
             raise UserError("queries, keys and values are convolved without bias and with SiLU")
         x, known, cu_seqlens = self._after_state(x, state, cu_seqlens)
@@ -142,9 +138,7 @@ def optional_convolution(
         size = 4 if kernel_size is None else kernel_size
         return ShortConvolution(channels, size, bias=bias, backend=other_backend(backend))
     if kernel_size is not None:
-        raise UserError(
-            f"conv_size={kernel_size} does nothing without a convolution: leave it out, or set conv to true"
-        )
+        raise UserError(f"conv_size={kernel_size} does nothing without conv: leave it out, or set conv to true")
     return None
 
 

@@ -50,10 +50,7 @@ class Sampling:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
-            raise UserError(
-                f"temperature must be 0 (the most likely token) or a number of at least {COLDEST}, "
-                f"not {self.temperature}"
-            )
+            raise UserError(f"temperature must be 0 (most likely token) or at least {COLDEST}, not {self.temperature}")
         check_drawn(self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def draw(self, logits: Tensor, noise: Tensor | None) -> Tensor:
@@ -144,12 +141,8 @@ class Decoder:
         """
         fits = self.largest_batch(batch_size, length)
         if fits < batch_size:
-            each, free = self.lm.state_bytes(length, self.dtype), free_memory(self.device)
-            raise UserError(
-                f"{batch_size} sequences of {length:,} tokens do not fit in memory: a state takes "
-                f"{each / 2**30:.2f} GiB, {free / 2**30:.1f} GiB are free; batch_size {fits} fits"
-                + ("" if fits else ", so give shorter prompts or fewer new tokens")
-            )
+            better = f"batch_size {fits} fits" if fits else "give shorter prompts or fewer new tokens"
+            raise UserError(f"{batch_size} sequences of {length:,} tokens do not fit in memory: {better}")
 
     def largest_batch(self, batch_size: int, length: int) -> int:
         """The largest batch up to `batch_size` whose states, of `length` tokens, and passes fit in memory; or 0."""

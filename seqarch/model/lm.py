@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.arguments import Count, Interval, Limited, Positive
+from seqarch.arguments import Count, Interval, Limited, Positive, divide
 from seqarch.errors import UserError, several, unknown
 from seqarch.kernels import linear_cross_entropy
 from seqarch.kernels.tensors import autocast_dtype, document_positions, known_end
@@ -304,10 +304,7 @@ class SequenceLM(Limited, nn.Module):
 
     def _check_positions(self, length: int) -> None:
         if self.positions is not None and length > self.positions.num_embeddings:
-            raise UserError(
-                f"the model has learned_positions for {self.positions.num_embeddings} tokens, "
-                f"fewer than the sequence of {length}"
-            )
+            raise UserError(f"learned_positions is {self.positions.num_embeddings}: a sequence of {length} needs more")
 
 
 def embedding_std(vocab_size: int, d_model: int, *, normalised: bool, tied: bool) -> float:
@@ -336,11 +333,10 @@ def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, 
     if pattern is None and len(mixers) != 1:
         raise UserError(f"give a pattern: there are {len(mixers)} mixers ({', '.join(mixers)})")
     names = _known_names(several(pattern) if pattern is not None else list(mixers), mixers, "pattern")
-    if not names or n_layers % len(names):
-        raise UserError(f"the pattern has {len(names)} layers, which does not divide n_layers = {n_layers}")
+    repeats = divide(n_layers=n_layers, pattern=len(names))
     if unused := sorted({*mixers} - {*names}):
         raise UserError(f"mixers has {', '.join(unused)}, which the pattern does not use")
-    return names * (n_layers // len(names))
+    return names * repeats
 
 
 def _known_names(names: list[str], mixers: dict[str, MixerFactory], where: str) -> list[str]:

@@ -69,10 +69,8 @@ def draft_gap(
     every = [*sides[0], *sides[1]]
     low, high = shared_losses(every)
     if high - low < MIN_OVERLAP:
-        raise UserError(
-            f"no gap for {names[0]} against {names[1]}: they share {max(high - low, 0):.3f} nats of in-domain loss "
-            f"(needed: {MIN_OVERLAP:g}); train the one with the higher loss longer"
-        )
+        few = f"{max(high - low, 0):.3f} nats of in-domain loss, not {MIN_OVERLAP:g}"
+        raise UserError(f"no gap for {names[0]} against {names[1]}: they share {few}: train the worse one longer")
     inside = [int(np.sum((one.in_domain >= low) & (one.in_domain <= high))) for one in every]
     curves, others = ([_curve(one) for one in side] for side in sides)
     pairs = [_distances(a, b, low, high) for a in curves for b in others]

@@ -200,16 +200,10 @@ def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
         raise UserError(f"no gap for {name}: it has a finished model at one budget, a curve needs two (branches.at)")
     if not common_seeds(candidate, reference):
         mine, other = (", ".join(map(readable, side[seeds[0]].tokens.tolist())) for side in (candidate, reference))
-        raise UserError(
-            f"finished models at other budgets cannot be compared: {mine} and {other} tokens; make the same branches "
-            "of both"
-        )
+        raise UserError(f"finished models of {mine} and of {other} tokens cannot be compared: make the same branches")
     gaps = _by_seed(pair_gaps, candidate, reference, _budgets(reference))
     if not np.isfinite(gaps).all(axis=2).any():
-        raise UserError(
-            f"no gap for {name}: at no budget do its finished models and the reference's reach one in-domain loss; "
-            "finish models at smaller budgets, or train the model with the higher loss longer"
-        )
+        raise UserError(f"no gap for {name}: it reaches no in-domain loss of the reference: train the worse one longer")
     return gaps
 
 

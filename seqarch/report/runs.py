@@ -104,6 +104,30 @@ class Run:
         return OOD if tags.domains(self.curves, OOD.name) else HOLD_OUT
 
     @property
+    def modelled(self) -> dict[str, Any]:
+        """What the seeds of a model share: its options, and its steps unless they run at a constant rate."""
+        options = {
+            key: each for key, each in flatten(self.config.get("model"), "model").items() if key.startswith("model.")
+        }
+        # at a constant rate, a longer run passes through the shorter one
+        length = () if options.get("model.decay_share") else ("max_steps",)
+        return {**{key: self.facts.get(key) for key in ("mixers", "pattern", "parameters", *length)}, **options}
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """What its losses depend on, next to the model; entropies are those of hold-outs that are compared."""
+        facts = flatten(self.config.get("data"), "data") | self.facts
+        of_earlier_runs = {"data.eval_documents": 1, "data.document_mask": False, "data.pack": "cut"}
+        keys = ("tokenizer", "train", "data.sequence_length", "data.eval_tokens", *of_earlier_runs)
+        known = facts.get("unigram_entropy") or {}
+        texts = sorted({*self.domains, *(facts.get("train") or ())} & known.keys())
+        return {
+            **{key: facts.get(key, of_earlier_runs.get(key)) for key in keys},
+            "OOD domains": ", ".join(self.domains) if self.role is OOD else "none",
+            **{f"unigram entropy of the hold-out of {name}": known[name] for name in texts},
+        }
+
+    @property
     def narrow(self) -> bool:
         """Whether it has one training domain and no OOD domain: at the same in-domain loss there is no other loss."""
         return self.role is HOLD_OUT and len(self.evaluated) == 1
@@ -174,12 +198,8 @@ class Run:
         finite = [curve.step[np.isfinite(curve.value)] for curve in chosen]
         steps = reduce(np.intersect1d, finite) if len(chosen) == len(wanted) > 1 else np.empty(0, dtype=np.int64)
         if not len(steps):
-            wait = "" if self.facts.get("status") == "finished" else "wait until the first one is due, or "
-            raise UserError(
-                f"'{self.name}' ({self.folder}) has logged {self.steps} of {self.facts.get('max_steps', '?')} steps "
-                "and no complete evaluation (in-domain and every domain's loss): "
-                f"{wait}evaluate more often (the interval of the OODLoss callback)"
-            )
+            so_far = f"{self.steps} of {self.facts.get('max_steps', '?')} steps and no complete evaluation"
+            raise UserError(f"'{self.name}' ({self.folder}) has {so_far}: wait for one, or measure more by ood_loss")
         rows = [np.searchsorted(curve.step, steps) for curve in chosen]
         values = [curve.value[row] for curve, row in zip(chosen, rows, strict=True)]
         return Evaluations(
@@ -317,10 +337,7 @@ def check_losses(groups: Sequence[Group]) -> None:
     """
     first = groups[0].runs[0]
     if len(groups) > 1 and first.narrow:
-        raise UserError(
-            f"'{first.name}' ({first.folder}) was trained on one domain and given no OOD domain, so there is nothing "
-            "to compare: name some under data.ood, or train on several domains"
-        )
+        raise UserError(f"'{first.name}' ({first.folder}) has one domain, so nothing to compare: name some in data.ood")
     for run in (run for group in groups for run in group.runs):
         assert run.evaluations
         _check_comparable(first, run)
@@ -340,19 +357,14 @@ def pick_reference(groups: Sequence[Group], reference: str | None) -> Group:
 
 def _check_files(folder: Path) -> None:
     """Refuse a folder that holds no run; only one that was imported has no curves."""
-    if not folder.exists():
-        raise absent("run folder", folder)
     if not folder.is_dir():
-        raise UserError(f"{folder} is a file: a report takes run folders")
+        raise absent("run folder", folder)
     if (folder / RECORD).exists():
         check_folder(folder, written=False)
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing and not (missing == [CURVES] and read_record(folder).get("imported")):
-        inside = sorted(path.parent for path in folder.glob("*/run.json"))
-        hint = f"seqarch fit writes {', '.join(FILES[:-1])} and {FILES[-1]}"
-        if inside:
-            more = " ..." if len(inside) > 4 else ""
-            hint = f"did you mean the runs inside it: {' '.join(map(str, inside[:4]))}{more}"
+        inside = " ".join(str(path.parent) for path in sorted(folder.glob("*/run.json"))[:4])
+        hint = f"did you mean the runs inside it: {inside}" if inside else "name one that seqarch fit wrote"
         raise UserError(f"{folder} is not a run folder, it has no {' and no '.join(missing)}: {hint}")
 
 
@@ -375,32 +387,17 @@ def _is_number(value: Any) -> bool:
 def _check_seeds(run: Run, other: Run) -> None:
     """Two runs of one name must be seeds of the same model."""
     if run.seed == other.seed:
-        pair = f"{run.folder} and {other.folder}"
-        raise UserError(f"two runs are called '{run.name}' and have the same seed {run.seed}, {pair}: leave one out")
-    one, two = (flatten(each.config.get("model"), "model") | each.facts for each in (run, other))
-    # those that both have: an earlier version had fewer
-    options = sorted(key for key in one.keys() & two.keys() if key.startswith("model."))
-    # at a constant rate, a longer run passes through the shorter one
-    length = () if one.get("model.decay_share") else ("max_steps",)
-    for key in ("mixers", "pattern", "parameters", *length, *options):
-        if one.get(key) != two.get(key) and not may_differ(key, "seeds"):
-            pair = f"{run.folder}: {one.get(key)}, {other.folder}: {two.get(key)}"
-            raise UserError(f"two seeds are called '{run.name}', but their {key} differ ({pair}): rename one")
+        raise UserError(f"{run.folder} and {other.folder} are both '{run.name}' of seed {run.seed}: leave one out")
+    one, two = run.modelled, other.modelled
+    for key in [key for key in one if key in two and one[key] != two[key] and not may_differ(key, "seeds")]:
+        pair = f"{run.folder}: {one[key]}, {other.folder}: {two[key]}"
+        raise UserError(f"two seeds are called '{run.name}', but their {key} differ ({pair}): rename one")
 
 
 def _check_comparable(run: Run, other: Run) -> None:
     """Losses of two runs are one quantity only with the same tokens, hold-out, context and domains."""
-    pair = f"'{run.name}' ({run.folder}) and '{other.name}' ({other.folder}) cannot be compared"
-    one, two = (flatten(each.config.get("data"), "data") | each.facts for each in (run, other))
-    of_earlier_runs = {"data.eval_documents": 1, "data.document_mask": False, "data.pack": "cut"}
-    keys = ("tokenizer", "train", "data.sequence_length", "data.eval_tokens", *of_earlier_runs)
-    pairs = {key: [facts.get(key, of_earlier_runs.get(key)) for facts in (one, two)] for key in keys}
-    pairs["OOD domains"] = [", ".join(each.domains) if each.role is OOD else "none" for each in (run, other)]
-    entropies, others = (facts.get("unigram_entropy") or {} for facts in (one, two))
-    for domain in sorted({*run.domains, *(run.facts.get("train") or ())} & entropies.keys() & others.keys()):
-        if abs(entropies[domain] - others[domain]) > 1e-6:
-            pairs[f"unigram entropy of the hold-out of {domain}"] = [entropies[domain], others[domain]]
-    for what, (mine, its) in pairs.items():
-        if mine != its:
-            advice = "evaluate both on the same data, set --domains, or make a report for each"
-            raise UserError(f"{pair}, their {what} differ ({mine} and {its}): {advice}")
+    one, two = run.measured, other.measured
+    for what in [what for what in one if what in two]:
+        if one[what] != two[what] and not (isinstance(one[what], float) and abs(one[what] - two[what]) < 1e-6):
+            pair = f"'{run.name}' ({run.folder}) and '{other.name}' ({other.folder}) cannot be compared, their {what}"
+            raise UserError(f"{pair} differ ({one[what]} and {two[what]}): evaluate both alike, or set --domains")

@@ -133,6 +133,8 @@ def check_folder(folder: Path, within: Path | None = None, *, written: bool = Tr
         within: the folder that the user named, if `folder` is one in it; then `folder` may not lead out of that.
         written: whether seqarch writes into it. Otherwise links may lead out of it.
     """
+    if written and folder.is_file():
+        raise UserError(f"{folder} is a file: name a folder")
     for path in (folder, *folder.rglob("*")):
         home = within if path == folder else folder
         leads_out = home and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home))

@@ -72,10 +72,7 @@ class Laws:
         if min(point.loss for point in points) <= 0:
             raise UserError("no laws: they need losses above zero")
         if len(points) < (least := 1 + 4 * len(self.models) + SPARE):
-            raise UserError(
-                f"no laws: {len(points)} finished models for {1 + 4 * len(self.models)} parameters, at least {least} "
-                "are needed; train more sizes, budgets or seeds"
-            )
+            raise UserError(f"no laws: they need {least} finished models, not {len(points)}: train more sizes or seeds")
         self._index = np.array([self.models.index(point.model) for point in points])
         self._sizes = np.log([point.parameters for point in points])
         self._tokens = np.log([point.tokens for point in points])

@@ -93,10 +93,7 @@ def best_rates(points: Iterable[Point]) -> list[Point]:
         rates = by_run.setdefault((point.model, point.rung, point.seed), {})
         own = rates.setdefault(point.learning_rate if math.isfinite(point.learning_rate) else 0.0, [])
         if any(each.tokens == point.tokens for each in own):
-            raise UserError(
-                f"{point.model}, seed {point.seed}, has two losses at rung {point.rung} after "
-                f"{readable(point.tokens)} tokens: leave one out, or tell them apart by seed or learning_rate"
-            )
+            raise UserError(f"two losses of {point.model}, seed {point.seed}, at rung {point.rung}: leave one out")
         own.append(point)
     last = {key: max(each.tokens for own in rates.values() for each in own) for key, rates in by_run.items()}
     kept = []

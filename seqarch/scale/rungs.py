@@ -29,7 +29,7 @@ from seqarch.exam.pool import Pool, share_gpus
 from seqarch.exam.request import Models
 from seqarch.exam.request import Request as ExamRequest
 from seqarch.exam.run import plan_of
-from seqarch.exam.train import train
+from seqarch.exam.train import check_all_finished, train
 from seqarch.scale.request import Request
 from seqarch.tables import readable
 
@@ -68,8 +68,7 @@ def train_rungs(request: Request, out: Path) -> Iterator[tuple[Exam, dict[str, s
                 say(f"rung {exam.size}, {entrant.name}: {entrant.parameters:,} parameters, {tokens} tokens")
             exam, failed = train(exam, pool)
             if exam.ladder and len(exam.rungs) < len(exam.entrants):
-                first, why = next(iter(failed.items()))
-                raise UserError(f"{first} has no learning rate ({why}); the same command makes the missing runs")
+                check_all_finished(failed)
             smallest = smallest or exam
             following = _plan(request, out, size, smallest) if size else None
             yield exam, failed, following

@@ -46,10 +46,8 @@ class Summary:
         if reference is not None:
             check_known("reference", reference, self.models)
         self.reference = reference or (self.models or [""])[0]
-        if len(self.models) < 2:
-            raise UserError(f"only {self.models[0] if self.models else 'no model'}: a comparison needs two models")
-        if len(self.rungs) < 2:
-            raise UserError(f"all models have one size and one budget ({next(iter(self.rungs))}): a scale needs two")
+        if len(self.models) < 2 or len(self.rungs) < 2:
+            raise UserError(f"a scale needs two models at two sizes or budgets, not {self.models} at {[*self.rungs]}")
 
     @cached_property
     def rungs(self) -> Rungs:

@@ -55,6 +55,8 @@ class Training(Checked):
     loops: dict
 
 
+NOTED = ("rows", "curves", "began")
+"""Numbers that a run's own entry of a checkpoint may hold."""
 TRAINING = tuple(each.name for each in fields(Training))
 
 
@@ -156,11 +158,8 @@ class Checkpoints(TorchCheckpointIO):
 
 def check_weights(weights: Any, path: str | Path) -> None:
     """Raise `UserError` for anything but tensors by name."""
-    if not isinstance(weights, dict):
-        raise UserError(f"{path} does not hold tensors by name")
-    for name, weight in weights.items():
-        if not (isinstance(name, str) and _is_dense(weight)):
-            raise UserError(f"{path} is not a checkpoint of seqarch: its weight {name} is not a tensor")
+    if not isinstance(weights, dict) or not all(isinstance(name, str) and _is_dense(weights[name]) for name in weights):
+        raise UserError(f"{path} is not a checkpoint of seqarch: it does not hold tensors by name")
 
 
 def check_entries(content: Any, path: str | Path) -> None:
@@ -195,20 +194,12 @@ def holds_only_weights(content: Mapping[str, Any]) -> bool:
 def check_resumable(content: Mapping[str, Any], path: str | Path) -> None:
     """Raise `UserError` for a checkpoint from which no training can go on: without its state, or a strange one."""
     if not all(content.get(entry) for entry in TRAINING):
-        instead = "name one that seqarch fit wrote, or begin a new run with its weights: --from"
-        raise UserError(f"{path} holds only weights, so no run can resume from it: {instead}")
+        raise UserError(f"{path} holds only weights, so no run resumes from it: begin a new run with them by --from")
     with refused(f"{path} is not a checkpoint of seqarch", TypeError, why=True):
         Training(*(content[name] for name in TRAINING))
     groups = [state.get("param_groups") for state in content["optimizer_states"] if isinstance(state, dict)]
-    numbers = {
-        "loops": content["loops"],
-        "lr_schedulers": content["lr_schedulers"],
-        "optimizer_states": _without_names(groups),
-        "rows": content["seqarch"].get("rows"),
-        "curves": content["seqarch"].get("curves"),
-        "began": content["seqarch"].get("began"),
-    }
-    for name, state in numbers.items():
+    numbers = {"optimizer_states": _without_names(groups), **{name: content["seqarch"].get(name) for name in NOTED}}
+    for name, state in {**numbers, "loops": content["loops"], "lr_schedulers": content["lr_schedulers"]}.items():
         check_plain(f"{path}: '{name}'", state)
         if not _holds_numbers(state):
             raise UserError(f"{path} is not a checkpoint of seqarch: its '{name}' hold more than numbers")
@@ -228,22 +219,28 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
     """
     damaged = "the checkpoint's state of the optimizer is of another class or damaged: it does not fit"
     counts = [[len(group["params"]) for group in groups] for groups in (saved["param_groups"], optimizer.param_groups)]
-    if counts[0] != counts[1]:
-        raise UserError(f"{damaged} the parameters")
-    for options, group in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+    fits = counts[0] == counts[1]
+    for options, group in zip(saved["param_groups"], optimizer.param_groups, strict=False):
         for name in options.keys() - {"params", *FOLLOWED}:
             if name not in group or options[name] != group[name]:
                 raise UserError(f"{damaged} the recipe, whose optimizer has not {one_line(name)} {options[name]}")
         wanted: dict[Any, Any] = {}
-        for key, parameter in zip(options["params"], group["params"], strict=True):
+        for key, parameter in zip(options["params"], group["params"], strict=False):
             kind = parameter.shape, parameter.dtype
             wanted[kind] = wanted.get(kind) or state_after_step(optimizer, group, torch.zeros(kind[0], dtype=kind[1]))
             state = saved["state"].get(key, wanted[kind])
-            shapes = {name: (each.shape, each.dtype) for name, each in state.items() if _is_dense(each)}
-            if shapes != {name: (each.shape, each.dtype) for name, each in wanted[kind].items()} or not all(
-                each.is_contiguous() or each.stride() == parameter.stride() for each in state.values()
-            ):
-                raise UserError(f"{damaged} the parameters")
+            fits &= _form(state, parameter) == _form(wanted[kind], parameter)
+    if not fits:
+        raise UserError(f"{damaged} the parameters")
+
+
+def _form(state: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:
+    """Shape and dtype of the tensors of a parameter's state, and whether they lie in memory as the parameter does."""
+
+    def form(each: Any) -> Any:
+        return _is_dense(each) and (each.shape, each.dtype, each.is_contiguous() or each.stride() == parameter.stride())
+
+    return {name: form(each) for name, each in state.items()}
 
 
 def _is_dense(value: Any) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import lightning as L
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from seqarch.arguments import Interval
+from seqarch.arguments import Interval, divide
 from seqarch.errors import SeqarchWarning, UserError
 from seqarch.mixers import Mixer
 from seqarch.mixers.pieces import Piece, waits
@@ -35,20 +35,14 @@ def check_pieces(lm: SequenceLM, piece: Piece, document_mask: bool, sequence_len
         document_mask: `data.document_mask`.
         sequence_length: `data.sequence_length`.
     """
-    if sequence_length % piece.size:
-        processes = f"{piece.size} processes (context of fsdp2) cannot share it equally"
-        raise UserError(f"data.sequence_length is {sequence_length}, and {processes}: make it a multiple")
+    divide(**{"data.sequence_length": sequence_length, "context": piece.size})
     check_capability(lm, "decode", "context of fsdp2")
-    layers: Any = [layer for block in lm.blocks for layer in (block.mixer, block.feed_forward) if layer is not None]
-    if names := ", ".join(dict.fromkeys(type(each).__name__ for each in layers if waits(each))):
-        rule = "a rule that joins pieces (MixerState.split)"
+    layers: Any = (layer for block in lm.blocks for layer in (block.mixer, block.feed_forward))
+    if names := ", ".join(dict.fromkeys(type(each).__name__ for each in layers if each is not None and waits(each))):
+        lacks = f"{names} has no rule that joins pieces (MixerState.split)"
         if document_mask:
-            raise UserError(f"data.document_mask with context of fsdp2 needs {rule}, which {names} lacks: leave it out")
-        rank_zero_warn(
-            f"the processes that share a sequence (context of fsdp2) run {names} one after the other, "
-            f"since the state lacks {rule}",
-            category=SeqarchWarning,
-        )
+            raise UserError(f"{lacks}, which data.document_mask with context needs: leave one of them out")
+        rank_zero_warn(f"{lacks}, so its processes of a sequence run one after the other", category=SeqarchWarning)
 
 
 def check_trainer(trainer: L.Trainer) -> None:

@@ -109,8 +109,7 @@ class CurvesLogger(Logger):
             of = f"{lost} of the {noted['rows']} rows that it had at step {step}"
             self._warn(f"lacks {of}; the run goes on, and its curves have a gap")
         elif noted.get("curves", self._checksum) != self._checksum:
-            instead = "restore it, or remove it to go on without these rows"
-            raise UserError(f"{self.path} is not what the run had written at step {step}: {instead}")
+            raise UserError(f"{self.path} is not what the run had written at step {step}: restore it, or remove it")
         self._rewrite()
 
     def _keep(self, columns: list[str], rows: list[dict[str, str]]) -> None:

@@ -13,8 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils import swap_tensors
 
-from seqarch.arguments import Count, Limited
-from seqarch.errors import UserError
+from seqarch.arguments import Count, Limited, divide
 from seqarch.mixers.pieces import GROUPS, Piece
 from seqarch.model import SequenceLM
 from seqarch.model.lm import Blocks
@@ -50,8 +49,7 @@ class FSDP2(Limited, ShardedCheckpoints):
     def setup_environment(self) -> None:
         replicas, count = self.replicas or self.num_nodes, self.num_nodes * self.num_processes
         for name, groups in {"replicas": replicas, "context": self.context}.items():
-            if count % groups:
-                raise UserError(f"{count} processes cannot be shared by FSDP2.{name} {groups}: change one of them")
+            divide(**{"processes": count, f"FSDP2.{name}": groups})
         self._data_parallel_size = count
         super().setup_environment()
         module: Any = self.lightning_module

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError, absent
-from seqarch.runs.layout import RECORD, is_sharded
+from seqarch.runs.layout import is_sharded
 from seqarch.training.sharded.folder import Damage, Folder
 
 _COMMENT = b"seqarch sha256 "
@@ -129,12 +129,10 @@ def check_checkpoint(path: str | Path, *, files: bool = True) -> None:
     if "::" in str(path):  # Lightning would take it for a URL, whatever file is called so
         raise UserError(f"{path} holds '::', as a URL may: name a local file without it")
     path = Path(path)
-    if (path / RECORD).is_file():
-        raise UserError(f"the run {path} has no checkpoint (an exam keeps none): name a run that seqarch fit made")
     if not path.exists():
         raise absent("checkpoint", path)
     if not path.is_file() and not is_sharded(path):
-        raise UserError(f"{path} is neither checkpoint nor run: name one")
+        raise UserError(f"{path} is neither checkpoint nor run: name one (a run of an exam keeps none)")
     if files and (wrong := damage(path)) is not None:
         raise damaged(path, wrong)
 

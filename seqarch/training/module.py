@@ -1,7 +1,6 @@
 """The LightningModule: what one step of pre-training is, whatever the mixer."""
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any
@@ -124,24 +123,14 @@ class LanguageModel(Limited, L.LightningModule):
         """The bare model, with new weights.
 
         Raises:
-            UserError: the model cannot be built, or not in this machine's memory.
+            UserError: the model cannot be built.
         """
-        try:
-            return SequenceLM(**self.model_options)
-        except (RuntimeError, TypeError, OverflowError) as error:
-            first = str(error).splitlines()[0]
-            if not re.search("overflow|can't allocate", first, re.IGNORECASE):
-                raise
-            raise UserError(f"the model is too large for the memory here: {first.rpartition(': ')[2]}") from error
+        return SequenceLM(**self.model_options)
 
     def setup(self, stage: str) -> None:
         trainer: Any = self.trainer
         tokenizer = trainer.datamodule.tokenizer
-        if (vocab_size := self.model_options["vocab_size"]) < tokenizer.vocab_size:
-            raise UserError(
-                f"model.vocab_size is {vocab_size}, but the data's tokenizer '{tokenizer.name}' has "
-                f"{tokenizer.vocab_size} entries: set model.vocab_size to at least {tokenizer.vocab_size}"
-            )
+        tokenizer.check_fits(self.model_options["vocab_size"])
         self.document_mask = trainer.datamodule.document_mask
         if stage == "fit":
             check_trainer(trainer)

@@ -93,8 +93,7 @@ class RunFolder(L.Callback):
             self._record = read_record(self.path) if there else describe_run(self.path, trainer, pl_module, self.config)
             self.on_train_end(trainer, pl_module)
         elif trainer.is_global_zero and not (self.path / RECORD).is_file():
-            end = "an option of the trainer, such as max_time, ends the run before its first"
-            raise UserError(f"no step was taken: {end}")
+            raise UserError("no step was taken: an option of the trainer, such as max_time, ended the run")
         self._release()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -279,14 +278,12 @@ def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[An
         if (path / CURVES).exists():
             raise UserError(f"{path} has curves but no {CONFIG}: choose another --run_dir")
         if foreign := _foreign(path):
-            held = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
-            raise UserError(f"{path} is not a run folder, it holds {held}: name a new or an empty folder")
+            raise UserError(f"{path} is not a run folder, it holds {', '.join(foreign[:3])}: name a new or empty one")
         return
     if (other := difference(read_config(path), config, "resume", complete)) and not _failed_at_once(path):
         instead = "choose another --run_dir, or delete that folder"
         if other.startswith("trainer.max_steps was ") and not other.endswith("keys"):
-            longer = f"--trainer.max_steps {config['trainer']['max_steps']}"
-            instead = f"to train on, give --run_dir NEW --from {path} {longer}"
+            instead = f"to train on, give --run_dir NEW --from {path} and more --trainer.max_steps"
         raise UserError(f"{path} holds a run with another configuration ({other}): {instead}")
 
 

@@ -192,16 +192,12 @@ def _open_together(path: Path) -> Folder:
 
 def _check_fits(folder: Folder, tensors: dict[str, Tensor], states: Sequence[Any]) -> None:
     """Raise `UserError` for a folder with other tensors or parameters than the model and its optimizers have."""
-    beginnings = (f"{WEIGHTS}/", *[f"{OPTIMIZERS}/"][: len(states)])
-    saved = {name: (folder.shape(name), rows[0].dtype) for name, rows in folder.tensors.items()}
-    saved = {name: kind for name, kind in saved.items() if name.startswith(beginnings)}
+    read = [name for name in folder.tensors if name.startswith((f"{WEIGHTS}/", *[f"{OPTIMIZERS}/"][: len(states)]))]
+    saved = {name: (folder.shape(name), folder.tensors[name][0].dtype) for name in read}
     wanted = {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()}
     if wrong := sorted(name for name in saved.keys() | wanted.keys() if saved.get(name) != wanted.get(name)):
-        found, own = saved.get(wrong[0], ("missing",))[0], wanted.get(wrong[0], ("none",))[0]
-        raise UserError(
-            f"{folder.path} holds another model or optimizer ({one_line(wrong[0])[:80]} is {found}, not {own}): "
-            "use the config.yaml of its own run folder"
-        )
+        other = f"{one_line(wrong[0])[:80]} is {saved.get(wrong[0], ('missing',))[0]}"
+        raise UserError(f"{folder.path} holds another model or optimizer ({other}): use the config.yaml of its own run")
     for state, groups in zip(states, folder.optimizers, strict=False):
         both: Any = groups, state["param_groups"]
         named, own = ([sorted(group["params"]) for group in each] for each in both)

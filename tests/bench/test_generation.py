@@ -87,7 +87,7 @@ def test_nothing_measured_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("option", "said"), [("--new=4", "more than the 5 tokens"), ("--batch=0", "--batch must lie in 1..2147483648")]
+    ("option", "said"), [("--new=4", "--new must lie in 6.."), ("--batch=0", "--batch must lie in 1..2147483648")]
 )
 def test_wrong_sizes_are_refused(option, said, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -80,13 +80,13 @@ def test_rows_are_written_as_they_come_in_the_order_of_the_steps(tmp_path, monke
 
 
 def test_csv_in_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UserError, match="cannot be written here: name a file in a folder that is there"):
         Table(COLUMNS, tmp_path / "nowhere" / "rows.csv")
 
 
 def test_csv_that_cannot_be_written_is_refused_before_a_row_takes_its_time(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)  # root may write anywhere
-    with pytest.raises(UserError, match="cannot be written here: choose another place"):
+    with pytest.raises(UserError, match="cannot be written here: name a file in a folder"):
         Table(COLUMNS, tmp_path / "rows.csv")
 
 

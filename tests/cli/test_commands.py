@@ -161,7 +161,7 @@ def test_folder_with_the_output_of_the_command_is_no_foreign_one(tmp_path):
     os.mkfifo(tmp_path / "config.yaml")  # reading it would wait for ever
     check_same_run(tmp_path, {})
     (tmp_path / "manifest.json").touch()
-    with pytest.raises(UserError, match=r"is not a run folder, it holds manifest.json: name a new or an empty folder"):
+    with pytest.raises(UserError, match=r"is not a run folder, it holds manifest.json: name a new or empty one"):
         check_same_run(tmp_path, {})
 
 

@@ -114,7 +114,7 @@ def test_wrong_files_of_prompts_are_refused(name, content, said, tmp_path, capsy
         (["--prompt", ""], "prompt is empty"),
         (["--prompt=a\udcff"], "is not UTF-8"),
         (["--prompt=a", "--max_new_tokens=0"], "at least 1"),
-        (["--prompt=a", "--temperature=1e-45"], "temperature must be 0 (the most likely token) or"),
+        (["--prompt=a", "--temperature=1e-45"], "temperature must be 0 (most likely token) or"),
         (["--prompt=a", "--temperature=nan"], "temperature"),
         (["--prompt=a", "--seed=99999999999999999999"], "seed must be at least 0, and at most 18,446"),
         (["--prompt=a", "--seed=-1"], "seed must be at least 0, not -1"),

@@ -30,7 +30,7 @@ def mixer(class_path, **init_args):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"modle": {"d_model": 3}}, "r.yaml:2: there is no key 'modle': did you mean model?"),
+        ({"modle": {"d_model": 3}}, "r.yaml:2: the recipe has no option 'modle': did you mean model?"),
         ({"model": {"d_modle": 3}}, "r.yaml:3: model has no option 'd_modle': did you mean d_model?"),
         ({"model": {"lr": 3}}, "r.yaml:3: model has no option 'lr': did you mean learning_rate?"),
         ({"model": {"d_model": "many"}}, "r.yaml:3: model.d_model is many: expected a whole number"),
@@ -72,7 +72,7 @@ def mixer(class_path, **init_args):
             mixer("RWKV7Shell", n_heads=4, core={"class_path": "SoftmaxCore", "init_args": {"window": "wide"}}),
             "r.yaml:10: model.mixers.a.core.window is wide: expected a whole number",
         ),
-        ({"model": {"mixers": {"a": {"class_path": "Top1Chunk", "n_heads": 4}}}}, "may stand next to class_path"),
+        ({"model": {"mixers": {"a": {"class_path": "Top1Chunk", "n_heads": 4}}}}, "of a class stand in init_args"),
         (
             mixer("RWKV7Shell", n_heads=4, core="Sofmax"),
             "no AttentionCore or Mixer 'Sofmax': did you mean SoftmaxCore?",
@@ -162,7 +162,7 @@ def test_file_that_is_no_recipe(refuse, tmp_path, content, said):
     [
         ("trainer:\n", "r.yaml:2: trainer is empty: expected a mapping"),
         ("model: 5\n", "r.yaml:2: model is 5: expected a mapping"),
-        ("3: 4\n", "r.yaml:2: there is no key '3'"),
+        ("3: 4\n", "r.yaml:2: the recipe has no option '3'"),
         (
             "model: {feed_forward: [GeGLU]}\n",
             "r.yaml:2: model.feed_forward is ['GeGLU']: expected FeedForward, as NAME",

@@ -267,7 +267,7 @@ def test_accumulation(sequences: int, micro: int | None, world: int, expected: i
 @pytest.mark.parametrize(("sequences", "micro", "world"), [(16, 3, 1), (16, 8, 3), (10, None, 4), (2, None, 4)])
 def test_accumulation_must_divide(sequences: int, micro: int | None, world: int) -> None:
     data = TextDataModule(train={"web": 1.0}, sequences_per_step=sequences, micro_batch_size=micro)
-    with pytest.raises(UserError, match=r"must be a multiple of data\.micro_batch_size x devices"):
+    with pytest.raises(UserError, match=r"x devices=[0-9]+ does not divide data.sequences_per_step="):
         data.accumulation(world)
 
 
@@ -281,7 +281,7 @@ def test_accumulation_must_divide(sequences: int, micro: int | None, world: int)
         ({"train": {"web": -1.0}}, "must be positive"),
         ({"train": {"web": math.nan}}, "must be positive"),
         ({"train": {"web": math.inf}}, "must be positive"),
-        ({"ood": ["web"]}, "'web' is a training domain"),
+        ({"ood": ["web"]}, "'web' is named twice"),
         ({"ood": ["far", "far"]}, "'far' is named twice"),
         ({"sequence_length": 0}, "data.sequence_length must be at least 1, not 0"),
         ({"micro_batch_size": 0}, "data.micro_batch_size must be at least 1"),
@@ -303,12 +303,12 @@ def test_wrong_options(shards: Path, options: dict[str, Any], message: str) -> N
         ({"train": {"wbe": 1.0}}, "unknown domain in .*: did you mean web"),
         ({"ood": ["cod"]}, "did you mean code"),
         ({"train": {"mix": 1.0}}, "'mix' has mixtral and 'far' has byte"),
-        ({"sequence_length": 10**5}, "the train split of 'web' has [0-9,]+ tokens, less than one sequence of 100,001"),
+        ({"sequence_length": 10**5}, "the train split of 'web' is too short"),
         (
             {"train": {"web": 1.0}, "sequences_per_step": 10**15},
-            "data.sequences_per_step is 1[,0]+, but .* have ([0-9,]+) sequences of 33 tokens: make it at most \\1",
+            "data.sequences_per_step must be at most [0-9,]+, the sequences of the training splits",
         ),
-        ({"ood": ["whole"]}, "the holdout split of 'whole' has 0 tokens, less than one sequence"),
+        ({"ood": ["whole"]}, "the holdout split of 'whole' is too short"),
     ],
 )
 def test_wrong_data(shards: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
@@ -321,7 +321,7 @@ def test_wrong_data(shards: Path, tmp_path: Path, options: dict[str, Any], messa
 
 
 def test_a_root_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no folder"):
+    with pytest.raises(UserError, match="there is no prepared domain in"):
         make_data(tmp_path / "absent").setup("fit")
 
 

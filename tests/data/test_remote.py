@@ -186,17 +186,19 @@ def test_a_damaged_shard(storage: Any) -> None:
     with pytest.raises(UserError, match=r"chunk-0-3.bin is damaged"):
         check(URL)
     client.delete_object(Bucket="bucket", Key=key)
-    with pytest.raises(UserError, match=r"s3://bucket/shards/web/train/chunk-0-3.bin is missing"):
+    with pytest.raises(
+        UserError, match=r"is missing: prepare the domain again: s3://bucket/shards/web/train/chunk-0-3.bin"
+    ):
         batches(data(URL))
     client.put_object(Bucket="bucket", Key=key, Body=body)
 
 
 def test_the_cache_is_bounded(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = max(path.stat().st_size for path in shards_on_disk(tmp_path / "local" / "web"))
-    with pytest.raises(UserError, match=r"data.cache_gb is .* 3 windows of shards take .* make it larger"):
+    with pytest.raises(UserError, match=r"data.cache_gb must be at least .* \(3 windows\), not"):
         data(URL, cache_gb=5 * size / 1e9).train_dataloader()
     for gigabytes in (-1.0, math.nan):
-        with pytest.raises(UserError, match=f"data.cache_gb is {gigabytes:g}, but .* make it larger"):
+        with pytest.raises(UserError, match=f"data.cache_gb must be at least .*, not {gigabytes:g}"):
             data(URL, cache_gb=gigabytes).train_dataloader()
     with pytest.raises(UserError, match=r"data.cache_gb is for shards in object storage, and these lie on a disk"):
         data(str(tmp_path / "local"), cache_gb=8.5 * size / 1e9).train_dataloader()
@@ -246,7 +248,7 @@ def test_a_tokenizer_and_added_documents_lie_there_too(
 
 @pytest.mark.parametrize("url", ["s3://key:secret@bucket/shards", "s3://bucket/shards?token=secret", "https://x/y"])
 def test_urls_that_are_refused(url: str) -> None:
-    with pytest.raises(UserError, match="give s3://bucket/folder") as error:
+    with pytest.raises(UserError, match="must be s3://bucket/folder") as error:
         data(url)
     assert "secret" not in str(error.value)
 

@@ -238,7 +238,7 @@ def test_missing_and_malformed_rows_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"the rows of race are not like the rows of EleutherAI/race"):
         FewShot("race", folder=str(tmp_path)).prepare(None)
     (tmp_path / "race.jsonl").write_text("[1]\n")
-    with pytest.raises(UserError, match=r"race\.jsonl:1: holds .*; expected an object"):
+    with pytest.raises(UserError, match=r"race\.jsonl:1: expected an object"):
         FewShot("race", folder=str(tmp_path)).prepare(None)
     good = {"goal": "a", "sol1": "b", "sol2": "c", "label": 1}
     for wrong in ({"label": -1}, {"label": None}, {"label": 2}, {"sol1": None, "sol2": None}):

@@ -190,11 +190,11 @@ def test_an_oracle_finds_all_in_essays_and_a_random_model_none(essays, haystack,
 
 
 def test_lengths_that_cannot_be():
-    with pytest.raises(UserError, match="passkey_300 is too short: a prompt has at least 5"):
+    with pytest.raises(UserError, match="passkey_300 is too short for any prompt: set --lengths above 5"):
         Passkey(300).check(Finds())
     model = Finds()
     model.lm.positions = torch.nn.Embedding(512, 16)
-    with pytest.raises(UserError, match=r"passkey_1024 .* learned_positions for 512 tokens, fewer than .* 1024"):
+    with pytest.raises(UserError, match=r"passkey_1024 .* learned_positions is 512: a sequence of 1024"):
         Passkey(LENGTH).check(model)
     with pytest.raises(UserError, match=r"Passkey\.samples must be at least 1"):
         Passkey(samples=0)

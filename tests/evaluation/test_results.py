@@ -205,7 +205,7 @@ def test_words_name_tasks():
         "LossByDomain",
         "LossByPosition",
     }
-    with pytest.raises(UserError, match=r"unknown task 'Copyng': did you mean Copying\? \(--list shows every task\)"):
+    with pytest.raises(UserError, match=r"unknown task \(--list shows every one\) 'Copyng': did you mean Copying\?"):
         tasks_named(["Copyng"])
 
 
@@ -291,7 +291,7 @@ def test_prompts_longer_than_the_learned_positions_are_refused():
     torch.manual_seed(0)
     mixers: dict[str, MixerFactory] = {"attention": lambda d, i, n: Attention(d, i, n, n_heads=2)}
     scorer = Scorer(SequenceLM(257, 16, 1, mixers, learned_positions=8), ByteTokenizer())
-    with pytest.raises(UserError, match="learned_positions for 8 tokens, fewer than the sequence of 11"):
+    with pytest.raises(UserError, match="learned_positions is 8: a sequence of 11"):
         scorer.log_likelihood([(b"abc", b"d"), (b"0123456789", b"a")])
 
 

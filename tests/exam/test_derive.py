@@ -1,6 +1,7 @@
 """The models of an exam: published architectures at the exam's size."""
 
 import copy
+import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -136,7 +137,7 @@ def test_another_length_keeps_the_tokens_of_a_step_and_the_proportions():
     assert (size.recipe["data"]["sequence_length"], size.recipe["data"]["sequences_per_step"]) == (8192, 8)
     assert options(find_model(size, "window_256", {})[1])["window"] == 1024
     assert find_model(size, "transformer", {})[1]["model"]["learned_positions"] == 8192
-    with pytest.raises(UserError, match="--length 1000 does not divide the 65,536 tokens of a step at size small"):
+    with pytest.raises(UserError, match="--length=1000 does not divide tokens of a step at size small=65536"):
         load_size("small", ON_A_CPU, 1000)
 
 
@@ -276,16 +277,18 @@ def test_a_recipe_of_another_width_is_scaled(small):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"d_model": None}, "model.d_model is None: give the width"),
-        ({"d_model": 0}, "model.d_model is 0: give the width"),
-        ({"n_layers": "2"}, "model.n_layers is '2': expected a whole number"),
-        ({"n_layers": 0}, "model.n_layers is 0: expected a whole number"),
-        ({"feed_forward": {"class_path": "GELUMLP", "init_args": {"hidden": "64"}}}, "feed_forward.hidden is '64'"),
+        ({"d_model": None}, "model.d_model is null: expected a whole number"),
+        ({"d_model": 0}, "model.d_model must be at least 1, not 0"),
+        ({"n_layers": "x"}, "model.n_layers is x: expected a whole number"),
+        ({"n_layers": 0}, "model.n_layers must be at least 1, not 0"),
+        ({"feed_forward": {"class_path": "GELUMLP", "init_args": {"hidden": "x"}}}, "hidden is x: expected a whole"),
     ],
 )
-def test_a_recipe_whose_sizes_are_no_numbers_is_refused(small, model, message):
+def test_a_recipe_whose_sizes_are_no_numbers_is_refused(small, tmp_path, model, message):
+    recipe = {"model": {"d_model": 64, "mixers": {"a": "Mamba2"}, **model}}
+    (tmp_path / "own.yaml").write_text(json.dumps(recipe))
     with pytest.raises(UserError, match=message):
-        from_recipe(small, {"model": {"d_model": 64, "mixers": {"a": "Mamba2"}, **model}})
+        find_model(small, str(tmp_path / "own.yaml"), {})
 
 
 def test_all_mixers_start_from_the_same_embedding(fit, monkeypatch):

@@ -181,7 +181,7 @@ def test_a_run_at_no_rate_of_the_ladder_is_refused_before_a_trial(bare, monkeypa
 
 
 def test_a_ladder_needs_branches(exam):
-    with pytest.raises(UserError, match=r"--ladder compares rates after the shortest branch: set --branches.at"):
+    with pytest.raises(UserError, match=r"--ladder needs branches: set --branches.at"):
         exam("--mixer", "Attention", "--mixer.window", "8", "--ladder", "true", **{"branches.at": "[]"})
 
 

@@ -190,7 +190,7 @@ def test_another_file_is_refused(tmp_path):
         ("delta_net-1.3b", {"qk_norm": "sum"}, "qk_norm 'sum': seqarch computes l2"),
         ("delta_net-1.3b", {"use_beta": False}, "use_beta False"),
         ("delta_net-1.3b", {"attn": {"layers": [0]}}, "attn {'layers'"),
-        ("gated_deltanet-1.3b", {"num_v_heads": 6}, "num_v_heads 6: seqarch computes num_heads, 3"),
+        ("gated_deltanet-1.3b", {"num_v_heads": 6}, "num_v_heads 6: seqarch computes 3"),
         ("gated_deltanet-1.3b", {"output_gate_activation": "sigmoid"}, "output_gate_activation 'sigmoid'"),
         ("gated_deltanet-1.3b", {"attnres_block_size": 2}, "attnres_block_size 2"),
         ("rwkv7-168m", {"norm_eps": 1e-6}, "heads of 64 and norm_eps 1e-06: seqarch computes 64 and 1e-05"),

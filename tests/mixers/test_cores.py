@@ -35,7 +35,7 @@ def heads(length: int, batch: int = 2) -> Tensor:
 def test_generation_beyond_max_length_is_refused_and_harmless(core: AttentionCore) -> None:
     state = core.init_state(2, 5, 2, 8, **LIKE)
     core(heads(4), heads(4), heads(4), scale=1.0, state=state)
-    with pytest.raises(UserError, match="at most 5 tokens and this call would make it 6"):
+    with pytest.raises(UserError, match="init_state needs a max_length of 6 here, not 5"):
         core(heads(2), heads(2), heads(2), scale=1.0, state=state)
     core(heads(1), heads(1), heads(1), scale=1.0, state=state)
     assert state.length == 5
@@ -45,7 +45,7 @@ def test_generation_beyond_max_length_is_refused_and_harmless(core: AttentionCor
 def test_another_batch_or_dtype_than_the_states_is_refused(core: AttentionCore) -> None:
     state = core.init_state(2, 5, 2, 8, **LIKE)
     for k in (heads(1, batch=3), heads(1).float()):
-        with pytest.raises(UserError, match=r"made for 2 sequences of torch\.float64"):
+        with pytest.raises(UserError, match=r"made for 2 rows of torch\.float64"):
             core(k, k, k, scale=1.0, state=state)
 
 

@@ -284,7 +284,7 @@ def test_refusals() -> None:
         DeltaNet(32, 0, 2, n_heads=4, norm_eps=-1.0)
     with pytest.raises(UserError, match="conv_size must be at least 2"):
         DeltaNet(32, 0, 2, n_heads=4, conv_size=1)
-    with pytest.raises(UserError, match="conv_size=4 does nothing without a convolution: leave it out"):
+    with pytest.raises(UserError, match="conv_size=4 does nothing without conv: leave it out"):
         GatedDeltaNet(32, 0, 2, n_heads=4, conv=False, conv_size=4)
     with pytest.raises(UserError, match="unknown backend 'flaa'"):
         DeltaNet(32, 0, 2, n_heads=4, backend="flaa")  # pyright: ignore[reportArgumentType]

@@ -215,7 +215,7 @@ def test_every_size_of_the_state() -> None:
         ({"decay": "some"}, "decay must be full, one or none, not some"),
         ({"backend": "fla"}, "unknown backend 'fla'"),
         ({"conv_size": 1}, "at least 2"),
-        ({"conv_size": 4, "conv": False}, "conv_size=4 does nothing without a convolution"),
+        ({"conv_size": 4, "conv": False}, "conv_size=4 does nothing without conv"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:

@@ -102,7 +102,7 @@ def test_a_model_with_other_branches_is_left_out_and_the_others_keep_their_gaps(
     write_run(branch_path(odd, 120), "odd", gap=0.2, steps=120)
     found = compare([*runs, odd]).findings
     assert list(found.finished) == ["other"]
-    assert found.unfinished["odd"].startswith("finished models at other budgets cannot be compared: 492k, 1.8M and ")
+    assert found.unfinished["odd"].startswith("finished models of 492k, 1.8M and of ")
 
 
 def test_the_gap_between_finished_models_leads_the_table(tmp_path):

@@ -135,8 +135,8 @@ def test_a_folder_that_is_no_run(tmp_path, run):
     assert refusal(load_run, tmp_path / "missing") == f"there is no run folder '{tmp_path / 'missing'}'"
     (tmp_path / "empty").mkdir()
     said = refusal(load_run, tmp_path / "empty")
-    assert "is not a run folder, it has no run.json and no config.yaml and no curves.csv: seqarch fit writes" in said
-    assert "is a file" in refusal(load_run, run / "curves.csv")
+    assert "it has no run.json and no config.yaml and no curves.csv: name one that seqarch fit wrote" in said
+    assert "(a file)" in refusal(load_run, run / "curves.csv")
     assert refusal(load_run, tmp_path).endswith(f"did you mean the runs inside it: {run}")
 
 
@@ -205,10 +205,7 @@ def test_malformed_files_are_named(run, file, content, expected):
 def test_a_run_without_an_evaluation_says_how_far_it_is(tmp_path):
     run = write_run(tmp_path / "young", "young", steps=100, every=500)
     said = refusal(load_groups, [run])
-    assert f"'young' ({run}) has logged 100 of 100 steps and no complete evaluation" in said
-    assert "domain's loss): evaluate more often (the interval of the OODLoss" in said
-    going = write_run(tmp_path / "going", "going", steps=100, every=500, facts={"status": "running"})
-    assert "wait until the first one is due, or evaluate more often" in refusal(load_groups, [going])
+    assert f"'young' ({run}) has 100 of 100 steps and no complete evaluation: wait for one, or measure more" in said
     edit(run, lambda rows: [row.__delitem__(slice(3, 8)) for row in rows])
     assert refusal(load_groups, [run]) == said
 
@@ -228,9 +225,7 @@ def test_a_run_of_one_domain_has_losses_and_no_comparison(tmp_path):
     alone = compare(runs[:1])
     assert alone.figures(["losses", "scatter", "gap"]).keys() == {"losses"}
     assert "narrow" in alone.table
-    assert "given no OOD domain, so there is nothing to compare: name some under data.ood, or train on" in refusal(
-        load_groups, runs
-    )
+    assert "has one domain, so nothing to compare: name some in data.ood" in refusal(load_groups, runs)
 
 
 def test_runs_of_one_name_are_seeds_in_order_of_appearance(tmp_path):
@@ -258,7 +253,7 @@ def test_the_final_losses_are_those_of_the_seeds_that_have_come_to_the_end(tmp_p
 def test_two_runs_of_one_name_and_seed_are_refused(tmp_path, run):
     twin = write_run(tmp_path / "twin", "a", steps=100)
     said = refusal(load_groups, [run, twin])
-    assert f"two runs are called 'a' and have the same seed 0, {run} and {twin}" in said
+    assert f"{run} and {twin} are both 'a' of seed 0: leave one out" in said
 
 
 def test_two_models_of_one_name_are_refused(tmp_path, run):
@@ -317,7 +312,7 @@ def test_losses_on_other_text_or_in_another_context_are_not_compared(tmp_path, k
     if key == "num_workers":
         assert len(load_groups(folders)) == 2
     else:
-        expected = f"their data.{key} differ ({data.get(key, 1)} and {value}): evaluate both on"
+        expected = f"their data.{key} differ ({data.get(key, 1)} and {value}): evaluate both alike"
         assert expected in refusal(load_groups, folders)
 
 

@@ -153,15 +153,18 @@ def test_no_file_allows_code(refused, tmp_path):
 
 WANDB = "trainer: {logger: {class_path: WandbLogger, init_args: {project: p}, dict_kwargs: {OPTION}}}"
 DESTINATIONS = [
-    (WANDB.replace("OPTION", "entity: theirs"), "trainer.logger.entity is 'theirs'"),
-    (WANDB.replace("OPTION", "settings: {base_url: theirs.org}"), "trainer.logger.settings.base_url is 'theirs.org'"),
+    (WANDB.replace("OPTION", "entity: theirs"), "trainer.logger.dict_kwargs.entity is 'theirs'"),
+    (
+        WANDB.replace("OPTION", "settings: {base_url: theirs.org}"),
+        "trainer.logger.dict_kwargs.settings.base_url is 'theirs.org'",
+    ),
     (
         "trainer: {logger: [{class_path: MLFlowLogger, init_args: {tracking_uri: theirs.org}}]}",
-        "logger.tracking_uri is",
+        "logger.0.init_args.tracking_uri is",
     ),
     (
         "trainer: {logger: {class_path: CometLogger, init_args: {api_key: theirs}}}",
-        "trainer.logger.api_key is 'theirs'",
+        "trainer.logger.init_args.api_key is 'theirs'",
     ),
     ("trainer: {logger: {class_path: CSVLogger, init_args: {save_dir: s3://theirs}}}", "save_dir is 's3://theirs'"),
     ("trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {dirpath: gs://theirs}}]}", "is 'gs://theirs'"),
@@ -176,7 +179,7 @@ def test_a_recipe_names_no_host_address_or_key(refused, tmp_path, recipe, said):
     for file in ("base.yaml", "r.yaml"):
         message = refused("fit", "--config", file, *flags(**TINY, **MODEL))
         assert said in message
-        assert "in a file: no file may say where something is sent" in message
+        assert "in a file, which may not say where to send" in message
 
 
 def test_a_user_names_hosts(tmp_path, monkeypatch):

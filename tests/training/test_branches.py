@@ -142,7 +142,7 @@ def test_a_trunk_from_a_given_checkpoint_goes_on_after_its_branch(fit, branched,
 @pytest.mark.parametrize(("at", "length", "leaves", "step"), [(0.75, 9, 5, 8), (2 / 3, 8, 4, 4)])
 def test_a_checkpoint_at_which_a_branch_has_left_is_refused(fit, tmp_path, at, length, leaves, step):
     begun = fit("begun", **{**BRANCHED, "branches.at": "null", "checkpoint.keep": 9})
-    said = f"--ckpt_path is of step {step}, but the branch of {length} steps leaves at step {leaves}: name an earlier"
+    said = f"--ckpt_path is of step {step}: name one before {leaves}, the start of a branch"
     with pytest.raises(UserError, match=re.escape(said)):
         fit(**{**BRANCHED, "branches.at": f"[{at}]"}, ckpt_path=begun / f"checkpoints/step_{step:08d}.ckpt")
     assert not (tmp_path / "run").exists()
@@ -165,7 +165,7 @@ def test_a_branch_that_only_began_refuses_another_hold_out(fit, tmp_path, monkey
         with pytest.raises(AttributeError, match="copy2"):
             fit(**BRANCHED)
     monkeypatch.setattr(TextDataModule, "hold_out_checksums", lambda data: {"docs": "another", "code": "another"})
-    with pytest.raises(UserError, match=r"another hold-out of 'docs' than \S+/branches/step_00000006 was"):
+    with pytest.raises(UserError, match=r"another hold-out of 'docs' than \S+/branches/step_00000006 has: restore it"):
         fit(**BRANCHED)
 
 

@@ -82,7 +82,7 @@ def test_the_text_moves_with_the_run(trained, place):
 def test_another_text_under_the_same_name_is_not_measured(place, monkeypatch):
     other_text(place / "shards")
     monkeypatch.chdir(place)
-    refusal = r"shards holds another hold-out of 'code' than \S+/step_00000004.ckpt was measured on"
+    refusal = r"shards holds another hold-out of 'code' than \S+/step_00000004.ckpt has: restore it"
     for measure in losses(place / "run"):
         with pytest.raises(UserError, match=refusal):
             measure()

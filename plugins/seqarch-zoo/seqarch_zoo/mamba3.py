@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.arguments import Count
+from seqarch.arguments import Count, divide
 from seqarch.errors import UserError
 from seqarch.kernels import ssd
 from seqarch.kernels.tensors import at_least_float32, check_sequences, document_positions
 from seqarch.mixers.base import Scale, is_fused, undecayed
-from seqarch.mixers.mamba2 import check_sizes
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState, init_step_bias
 
 NORM_EPS = 1e-5
@@ -63,7 +62,7 @@ class Mamba3(RecurrentMixer):
         backend: str = "auto",
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
-        check_sizes(d_model, expand=expand, head_dim=head_dim, n_groups=n_groups)
+        divide(n_heads=divide(d_inner=expand * d_model, head_dim=head_dim), n_groups=n_groups)
         width = expand * d_model
         if rotated not in (0.5, 1.0):
             raise UserError(f"rotated must be 0.5 or 1, not {rotated}")

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.errors import UserError, check_known
+from seqarch.errors import UserError, unknown
 from seqarch.kernels.blocks import over_query_blocks, positions, scores, sdpa
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packed import per_document
@@ -128,7 +128,8 @@ def check_selection(
     k: Tensor, chunk_size: int, selection: str, remote_chunks: int, means: Tensor | None, packed: Tensor | None = None
 ) -> None:
     """Refuse an unknown selection, and mean keys that it does not use or that lack a chunk before the last key's."""
-    check_known("selection", selection, ("exact", "approx"))
+    if selection not in ("exact", "approx"):
+        raise unknown("selection", selection, ("exact", "approx"))
     for name, count in (("chunk_size", chunk_size), ("remote_chunks", remote_chunks)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise UserError(f"{name} must be a whole number of at least 1, not {count!r}")

@@ -14,7 +14,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from seqarch.arguments import Count
-from seqarch.errors import UserError, say
+from seqarch.errors import UserError, refused, say
 from seqarch.runs.files import atomic, remove
 from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps
@@ -122,13 +122,12 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     @contextlib.contextmanager
     def _named_errors(self, trainer: L.Trainer) -> Iterator[None]:
         """Raise `UserError`, which names the last checkpoint, for an `OSError`."""
-        try:
+
+        def reason(error: OSError) -> str:
+            return f"{error.strerror}; the same command resumes from {newest_checkpoint(trainer.default_root_dir)}"
+
+        with refused(f"cannot write the checkpoint {self._path}", OSError, why=reason):
             yield
-        except OSError as error:
-            before = newest_checkpoint(trainer.default_root_dir)
-            rest = f"the one before it, {before}, is whole, and the same command resumes from it" if before else ""
-            rest = rest or "there is none before it"
-            raise UserError(f"cannot write the checkpoint {self._path}: {error.strerror}; {rest}") from error
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self.told_to_stop = True

@@ -72,8 +72,8 @@ class OODLoss(EvaluateTasks):
             write_arrays(evaluation_path(trainer.default_root_dir, trainer.global_step), scores.samples)
         broken = [tag for tag, value in scores.metrics.items() if tag.startswith("loss/") and not math.isfinite(value)]
         if broken and trainer.global_step == trainer.max_steps:  # before that, NonFiniteGuard sees the next step
-            before = f"checkpoint before it: {newest_checkpoint(trainer.default_root_dir) or 'none'}"
-            raise DivergedError(f"{broken[0]} is not a finite number after the last step; {before}")
+            before = newest_checkpoint(trainer.default_root_dir) or "none"
+            raise DivergedError(f"{broken[0]} is not a finite number after the last step; checkpoint before: {before}")
         return scores
 
 

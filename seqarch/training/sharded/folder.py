@@ -10,7 +10,6 @@ Names and shapes of the rows in a file are in its own header. Nothing is pickled
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, one_line, refused
 from seqarch.runs.files import check_folder, parse_json
 from seqarch.runs.layout import INDEX
 from seqarch.training.sharded.plain import join
@@ -34,7 +33,10 @@ DTYPES = {
 }
 """Names of dtypes in a safetensors file."""
 _NAMES = {name: dtype for dtype, name in DTYPES.items()}
-_SHARD = re.compile(r"shard_[0-9]{5,9}\.safetensors")
+
+
+_OF_JSON = (TypeError, KeyError, AttributeError, RecursionError)
+"""What code raises for JSON of another form."""
 
 
 class Damage(ValueError):
@@ -105,9 +107,12 @@ class Folder:
         """The rows of all tensors, which the files' headers tell and the index puts in order."""
         headers = {file: _header(self.path / file) for file in self.files}
         found = sorted((file, name) for file, header in headers.items() for name in header)
-        if found != sorted((file, name) for name, files in named.items() for file in files):
-            raise Damage(f"its files hold other tensors than {INDEX} names")
-        return {name: _in_order(name, files, [headers[each][name] for each in files]) for name, files in named.items()}
+        wrong = f"its files hold other tensors than {INDEX} names"
+        with refused(wrong, IndexError, *_OF_JSON, raises=Damage):
+            if found != sorted((file, name) for name, files in named.items() for file in files):
+                raise Damage(wrong)
+            parts = {name: [headers[file][name] for file in files] for name, files in named.items()}
+            return {name: _in_order(name, named[name], each) for name, each in parts.items()}
 
     def content(self, tensor: Callable[[str], Any], *, weights: bool = True, training: bool = True) -> dict[str, Any]:
         """The checkpoint as one file has it, in which optimizers number the parameters.
@@ -117,15 +122,14 @@ class Folder:
             weights: whether to ask for the weights; otherwise there are none.
             training: whether to ask for the states of the optimizers; otherwise there are only their options.
         """
-        try:
+        wrong = f"the content of {INDEX} is not that of a checkpoint"
+        with refused(wrong, ValueError, *_OF_JSON, why=True, raises=Damage):
             content = {**self._content}
             if not weights:
                 content[WEIGHTS] = {}
             if OPTIMIZERS in content:
                 content[OPTIMIZERS] = [_by_number(each, whole=training) for each in content[OPTIMIZERS]]
             return join(content, tensor)
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-            raise Damage(f"the content of {INDEX} is not that of a checkpoint ({one_line(error)[:80]})") from error
 
     def check_files(self, part: slice = slice(None)) -> None:
         """Compare files with their SHA-256, all or a part of them.
@@ -182,39 +186,28 @@ def _read_index(path: Path) -> dict[str, Any]:
         UserError: it is not JSON, or of another format.
     """
     index = parse_json((path / INDEX).read_bytes(), path / INDEX)
-    try:
+    with refused(f"{INDEX} is not that of a checkpoint", *_OF_JSON, raises=Damage):
         if index["format"] != FORMAT:
             raise UserError(f"{path} is a checkpoint of format {index['format']!r}: this seqarch reads {FORMAT}")
         whole = index["sha256"] == _digest({name: index[name] for name in ("format", "files", "tensors", "content")})
         names = {*index["files"].keys()}
-        lists = [*index["tensors"].values()]
-    except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Damage(f"{INDEX} is not that of a checkpoint") from error
     if not whole:
         raise Damage(f"the content of {INDEX} differs from its checksum")
-    if not all(isinstance(files, list) and files and names.issuperset(map(str, files)) for files in lists):
-        raise Damage(f"{INDEX} does not say which of its files hold each tensor")
-    for name in sorted(names):
-        if not _SHARD.fullmatch(name):
-            raise Damage(f"{INDEX} names {one_line(name)[:80]}, which does not belong to a checkpoint")
-    there = {each.name for each in path.iterdir()} - {INDEX}
-    if missing := sorted(names - there):
-        raise Damage(f"{missing[0]} is missing")
-    if foreign := sorted(there - names):
-        raise Damage(f"{one_line(foreign[0])[:80]} in it does not belong to a checkpoint")
+    there = {each.name for each in path.iterdir()} - {INDEX}  # so a name leads nowhere else
+    if odd := min(names ^ there, default=None):
+        raise Damage(f"{one_line(odd)[:80]} {'is missing' if odd in names else 'does not belong to a checkpoint'}")
     return index
 
 
 def _header(file: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of all tensors in a file. The library refuses a header that does not fit the file's size."""
-    try:
-        with safe_open(file, "pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return {name: (tuple(each.get_shape()), _NAMES[each.get_dtype()]) for name, each in slices.items()}
-    except (SafetensorError, OSError) as error:
-        raise Damage(f"{file.name} is cut short or no safetensors file") from error
-    except KeyError as error:
-        raise Damage(f"{file.name} holds numbers of the unknown kind {error}") from error
+    kinds = SafetensorError, OSError, KeyError  # of a dtype
+    with (
+        refused(f"{file.name} is cut short or no safetensors file", *kinds, raises=Damage),
+        safe_open(file, "pt") as opened,
+    ):
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        return {name: (tuple(each.get_shape()), _NAMES[each.get_dtype()]) for name, each in slices.items()}
 
 
 def _in_order(name: str, files: Sequence[str], parts: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> list[Rows]:

@@ -33,8 +33,7 @@ def split(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
 
 def _key(value: Any, place: str) -> Any:
     if not isinstance(value, _SCALAR):
-        kind = type(value).__name__
-        raise UserError(f"checkpoint.sharded saves only tensors and plain values, but {place} is a {kind}")
+        raise UserError(f"checkpoint.sharded saves tensors and plain values, but {place} is a {type(value).__name__}")
     return value
 
 
