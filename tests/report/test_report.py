@@ -136,8 +136,8 @@ def test_convergence_table_says_how_many_tokens_a_loss_took(made, runs):
     top1, reference = (load_run(runs[i]).evaluations for i in (1, 0))
     for row in table[:4]:
         loss = float(row["in_domain_loss"])
-        assert float(row["tokens"]) == pytest.approx(tokens_to_reach(top1, loss))
-        assert float(row["reference_tokens"]) == pytest.approx(tokens_to_reach(reference, loss))
+        assert float(row["tokens"]) == pytest.approx(tokens_to_reach(top1, np.array(loss)))
+        assert float(row["reference_tokens"]) == pytest.approx(tokens_to_reach(reference, np.array(loss)))
         assert float(row["ratio"]) == float(row["tokens"]) / float(row["reference_tokens"])
     assert float(table[3]["ratio"]) > 1, "trained at 0.9 of the speed"
 
