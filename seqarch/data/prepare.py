@@ -254,8 +254,9 @@ def join(folder: str | Path) -> list[Manifest]:
     place = Path(folder)
     found = {path.name: path for path in (place / PARTS).glob("*-of-*")}
     counts = {name.partition("-of-")[2] for name in found}
+    held = " and ".join(sorted(counts)) or "nothing"
     if len(counts) != 1:
-        raise UserError(f"{folder} holds parts of {' and '.join(sorted(counts)) or 'nothing'}: keep those of one")
+        raise UserError(f"{folder} holds parts of {held}: keep those of one `seqarch data prepare --part I/N`")
     n_parts = int(counts.pop())
     parts = [place / PARTS / f"{part}-of-{n_parts}" for part in range(1, n_parts + 1)]
     if missing := [f"{part}/{n_parts}" for part, path in enumerate(parts, 1) if not (path / DONE).is_file()]:

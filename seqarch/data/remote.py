@@ -136,4 +136,4 @@ def _one_line(url: str, done: str) -> Iterator[None]:
         answer = error.response["Error"]["Code"] if isinstance(error, ClientError) else named
         if answer in ("404", "NoSuchKey"):
             raise FileNotFoundError(url) from None
-        raise UserError(f"{url} cannot be {done} ({answer}): set the right place, network and credentials") from None
+        raise UserError(f"{url} cannot be {done} ({answer}): check place, network and credentials") from None
