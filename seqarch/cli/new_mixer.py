@@ -34,9 +34,11 @@ def new_mixer(name: str, out: Path | None = None) -> list[Path]:
         UserError: the name is not a class name or is taken, or the folder is not empty.
     """
     if not _is_class_name(name):
-        raise UserError(f"'{name}' is not a name for a class: write it as in RunningMean")
+        capital = name[:1].upper() + name[1:]
+        right = capital if _is_class_name(capital) else "RunningMean"
+        raise UserError(f"'{name}' is not a name for a class: write it as in {right}")
     if taken := entries(MIXERS).get(name):
-        raise UserError(f"there is a mixer {described(taken)} already: choose another name")
+        raise UserError(f"there is a mixer {name} already, in {described(taken)}: choose another name")
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
     if keyword.iskeyword(module) or find_spec(module):
         raise UserError(f"the module of {name} would be {module}, which Python has already: choose another name")

@@ -55,7 +55,9 @@ def _check(path: Path) -> None:
 def _of_folder(folder: Path) -> list[Path]:
     """The files of a folder; of a data set as `save_to_disk` of the package datasets writes it, its tables in order."""
     if (folder / "dataset_dict.json").is_file():
-        raise UserError(f"{folder} holds a data set of several splits: name the folder of one of them")
+        splits = read_json(folder / "dataset_dict.json").get("splits")
+        names = ", ".join(map(str, splits)) if isinstance(splits, list) else "one"
+        raise UserError(f"{folder} holds a data set of several splits ({names}): name the folder of one of them")
     if (folder / "state.json").is_file():
         tables = read_json(folder / "state.json").get("_data_files")
         names = [each.get("filename") for each in tables or () if isinstance(each, dict)]

@@ -68,7 +68,8 @@ def known_domains(root: Path) -> list[str]:
         UserError: there is none, or no such folder.
     """
     if not (found := list_domains(root)):
-        raise absent("prepared domain in", origin(root) or root, "seqarch data prepare FILE --out FOLDER --domain NAME")
+        advice = "prepare one with `seqarch data prepare FILE --out FOLDER --domain NAME`"
+        raise absent("prepared domain in" if root.is_dir() else "folder", origin(root) or root, advice)
     return found
 
 
@@ -233,7 +234,9 @@ class PackedSequences:
         """Tokens of one file, from its `start`-th on."""
         tokens = self.shards.read(shard, start, n_tokens)
         if (largest := int(tokens.max())) >= self.vocab_size:
-            raise damaged(self.shards.paths[shard], f"of another tokenizer: its manifest's lacks the token {largest}")
+            raise damaged(
+                self.shards.paths[shard], f"not of the tokenizer of its manifest, which lacks the token {largest}"
+            )
         return tokens
 
     def __iter__(self) -> "Iterator[Tensor]":

@@ -8,7 +8,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from seqarch.errors import UserError, refused
+from seqarch.errors import UserError
 
 _matched: dict[Path, set[str]] = {}
 """For each folder the lines of its memory, as this process last read them."""
@@ -37,15 +37,15 @@ def verify(path: Path, sha256: str, *, again: bool = False) -> None:
     """
     if not again and is_known(path, sha256):
         return
-    with refused(f"{path} cannot be read: restore it, or prepare the domain again", OSError, why=_reason):
+    try:
         found = sha256_of(path)
+    except FileNotFoundError as error:
+        raise missing(path) from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): restore it, or prepare the domain again") from error
     if found != sha256:
         raise damaged(path)
     remember([path], sha256)
-
-
-def _reason(error: OSError) -> str:
-    return "it is missing" if isinstance(error, FileNotFoundError) else str(error.strerror)
 
 
 def sha256_of(path: Path) -> str:

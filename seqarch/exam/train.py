@@ -86,7 +86,8 @@ def check_all_finished(failed: Mapping[str, str]) -> None:
     """Raise `UserError` for what `train` says went wrong."""
     if failed:
         first, why = next(iter(failed.items()))
-        raise UserError(f"{first}, 1 of {len(failed)}, is not finished ({why}): repeat the command")
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise UserError(f"{first}{more} not finished ({why}); the same command makes the missing runs")
 
 
 def _try_out(exam: Exam, pool: Pool) -> None:

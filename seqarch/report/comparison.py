@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqarch.arguments import typed
-from seqarch.errors import several
+from seqarch.errors import UserError, several
 from seqarch.report.findings import Findings
 from seqarch.report.tables import TABLES, gap_rows, gap_title, gaps, write_tables
-from seqarch.runs.files import check_folder, replaced
+from seqarch.runs.files import replaced
 from seqarch.tables import aligned
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class Comparison:
         from seqarch.report.panels import save
 
         out = Path(out)
-        check_folder(out)
+        if out.is_file():
+            raise UserError(f"{out} is a file: a report needs a folder to write into")
         names = [f"{figure.name}.{kind}" for figure in FIGURES for kind in ("png", "svg")]
         figures = self.figures()
         with replaced(out, [*names, *(f"{table}.csv" for table in TABLES)]) as new:

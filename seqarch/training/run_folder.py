@@ -283,7 +283,8 @@ def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[An
     if (other := difference(read_config(path), config, "resume", complete)) and not _failed_at_once(path):
         instead = "choose another --run_dir, or delete that folder"
         if other.startswith("trainer.max_steps was ") and not other.endswith("keys"):
-            instead = f"to train on, give --run_dir NEW --from {path} and more --trainer.max_steps"
+            longer = f"--trainer.max_steps {config['trainer']['max_steps']}"
+            instead = f"to train on, give --run_dir NEW --from {path} {longer}"
         raise UserError(f"{path} holds a run with another configuration ({other}): {instead}")
 
 

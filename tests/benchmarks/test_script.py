@@ -32,7 +32,7 @@ mkdir -p "$OUT/recall/small" && echo head > "$OUT/recall/small/mqar.csv"
         ("fla_generation", ["nosuch"], "error: unknown recipe or mixer 'nosuch'"),
         ("published_step", ["nosuch"], "error: unknown recipe or mixer 'nosuch'"),
         ("step_profile", ["nosuch"], "error: unknown recipe or mixer 'nosuch'"),
-        ("step_profile", ["rwkv7", "--size", "nosuch"], "error: there is no recipe 'exam/nosuch'"),
+        ("step_profile", ["rwkv7", "--size", "nosuch"], "error: there is no file 'exam/nosuch': name a recipe"),
     ],
 )
 def test_what_the_user_can_mend_is_said_in_one_line(script, args, said, monkeypatch):

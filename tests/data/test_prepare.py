@@ -366,7 +366,7 @@ def test_documents_are_selected_by_their_tokens(
     assert (manifest.min_tokens, manifest.max_tokens) == (96, 105)
     assert Domain(tmp_path / "out" / "web").manifest == manifest
     assert "; left out: 5 of fewer than 96 tokens, 5 of more than 105 tokens" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"no document in train: .*left out: 0 empty, [1-9]"):
+    with pytest.raises(UserError, match=r"no document in train of .*left out: 0 empty, [1-9]"):
         prepare([jsonl(texts)], tmp_path / "out", "none", "byte", min_tokens=200)
 
 

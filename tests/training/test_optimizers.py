@@ -276,7 +276,7 @@ def test_a_cosine_falls_slowly_first_and_last():
         ({"model.optimizer": "Muo"}, "there is no Optimizer 'Muo': did you mean Muon?"),
         ({"model.optimizer": "torch.nn.Linear"}, "'torch.nn.Linear' belongs neither to seqarch nor to an installed"),
         ({"model.optimizer": "torch.optim.Muon"}, "model.optimizer: Muon only supports 2D parameters"),
-        ({"model.optimizer": "Rprop"}, "Rprop has no weight decay: set model.weight_decay to 0"),
+        ({"model.optimizer": "Rprop"}, "Rprop has no weight_decay: set model.weight_decay to 0"),
         (
             {"model.optimizer": "SGD", "model.betas": [0.8, 0.9]},
             r"SGD has no betas: set model\.betas to \(0\.9, 0\.95\)",
