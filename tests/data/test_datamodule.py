@@ -321,7 +321,7 @@ def test_wrong_data(shards: Path, tmp_path: Path, options: dict[str, Any], messa
 
 
 def test_a_root_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no prepared domain in"):
+    with pytest.raises(UserError, match="there is no folder"):
         make_data(tmp_path / "absent").setup("fit")
 
 

@@ -28,13 +28,15 @@ def test_a_sample_is_decoded_document_by_document(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_domains(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no prepared domain in .*: seqarch data prepare FILE --out F"):
+    with pytest.raises(
+        UserError, match=r"no prepared domain in .*: prepare one with `seqarch data prepare FILE --out F"
+    ):
         show(tmp_path)
-    with pytest.raises(UserError, match=r"there is no prepared domain in .*absent': seqarch data"):
+    with pytest.raises(UserError, match=r"there is no folder .*absent': prepare one"):
         show(tmp_path / "absent")
     (tmp_path / "notes.txt").write_text("text")
     with pytest.raises(
-        UserError, match=r"there is no prepared domain in .*notes\.txt' \(a file\): .* --out FOLDER --domain"
+        UserError, match=r"there is no folder .*notes\.txt' \(a file\): prepare one .* --out FOLDER --domain"
     ):
         show(tmp_path / "notes.txt")
 
