@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 
@@ -33,7 +33,12 @@ class PluginWarning(SeqarchWarning):
 
 
 @contextlib.contextmanager
-def refused(message: str, *kinds: type[BaseException], why: Any = False, raises: Any = None) -> Iterator[None]:
+def refused(
+    message: str,
+    *kinds: type[BaseException],
+    why: bool | Callable[[Any], object] = False,
+    raises: Callable[[str], Exception] = UserError,
+) -> Iterator[None]:
     """Raise a `UserError`, or what `raises` makes of the message, in place of errors of these kinds.
 
     A `UserError` stays as it is unless it is named. `why` ends the message with that of the error, or with what it
@@ -46,7 +51,7 @@ def refused(message: str, *kinds: type[BaseException], why: Any = False, raises:
             raise
         reason = one_line(why(error) if callable(why) else error)
         text = f"{message}: {reason[: WIDEST if UserError in kinds else 200]}" if why else message
-        raise (raises or UserError)(text) from error
+        raise raises(text) from error
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

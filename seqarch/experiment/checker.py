@@ -275,7 +275,7 @@ class _Reader(NamedTuple):
         named_options = {renamed.get(name, name): part for name, part in own.entries().items()}
         more = spec.get("dict_kwargs", Tree({}))
         named_here = {**named_options, **more.entries()} if more.value and not _takes_any(target) else named_options
-        for wrong in named_here.keys() - options.keys():
+        if wrong := next((name for name in named_here if name not in options), None):
             place = f"{named_here[wrong].where}{key}: {target.__name__}"
             raise UserError(f"{place} has no option '{wrong}'{near(wrong, options)}")
         set_here = {name: self.of(options[name].hint, part, f"{key}.{name}") for name, part in named_options.items()}

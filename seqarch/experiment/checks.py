@@ -50,21 +50,8 @@ WORKING = (
 )
 """Callbacks of Lightning that work here; their subclasses do too."""
 NO_DESTINATION = {
-    *(
-        "class_path",
-        "name",
-        "version",
-        "prefix",
-        "project",
-        "experiment_name",
-        "run_name",
-        "id",
-        "run_id",
-        "notes",
-        "tags",
-        "mode",
-    ),
-    *("group", "job_type", "resume", "experiment_key", "log_model"),
+    *("class_path", "name", "version", "prefix", "project", "experiment_name", "run_name", "id", "run_id", "notes"),
+    *("tags", "mode", "group", "job_type", "resume", "experiment_key", "log_model"),
     *("save_dir", "dir", "root_dir", "sub_dir", "checkpoint_name", "add_file_policy"),
 }
 """Options of Lightning's loggers, as texts, that name no host, no account and no key."""

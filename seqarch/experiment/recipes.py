@@ -71,7 +71,9 @@ def find_recipe(name: str | Path) -> Path:
         return path
     if found := _bundled(path):
         return found
-    raise absent("file", path, "name a recipe") if path.suffix or len(path.parts) > 1 else _no_recipe(str(name))
+    if path.suffix or len(path.parts) > 1:
+        raise absent("file", path, "name a recipe")
+    raise _no_recipe(str(name))
 
 
 def copy_recipe(name: str, target: Path | None = None) -> Path:

@@ -127,6 +127,8 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     """
     if not config["run_dir"] or not Path(config["run_dir"]).resolve().name:
         raise UserError("fit needs --run_dir, a new folder for the run, such as runs/first")
+    if config["trainer"]["max_steps"] == -1:
+        raise UserError("trainer.max_steps is not set: give the number of steps, at least 1")
     COUNT.check("trainer.max_steps", config["trainer"]["max_steps"])
     if threading.current_thread() is not threading.main_thread():
         raise UserError("fit needs the main thread, which gets all signals: call it there, or in a new process")

@@ -95,7 +95,7 @@ def test_wrong_command_line(refuse, args, said):
         ({"run_dir": "s3:/b/x"}, "--run_dir s3:/b/x is a URL: name a local folder"),
         ({"run_dir": "~/x"}, "--run_dir ~/x would make a folder named ~ here: write /"),
         ({"run_dir": "notes"}, "notes is not a run folder, it holds a, b, c: name a new or empty one"),
-        ({"trainer.max_steps": -1}, "trainer.max_steps must be at least 1, not -1"),
+        ({"trainer.max_steps": -1}, "trainer.max_steps is not set: give the number of steps, at least 1"),
         ({"trainer.max_steps": 0}, "trainer.max_steps must be at least 1, not 0"),
         ({"run_dir": ""}, "fit needs --run_dir"),
         ({"model.d_model": 0}, "d_model must be at least 1, not 0"),
