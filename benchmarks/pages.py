@@ -66,8 +66,9 @@ def made(call: str) -> str:
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
     """A table as Markdown, its head first."""
-    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("|  |", "| |").replace("|  |", "| |")
+    head, *rows = ("| " + " | ".join(line) + " |" for line in table)
+    lines = [head, "|" + "---|" * len(table[0]), *rows]
+    return "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
 
 
 def stale() -> dict[Path, str]:

@@ -183,7 +183,7 @@ def command_section(title: str, parser: ArgumentParser, about: str, level: str =
         if (group.title or "") not in ("options", "positional arguments"):
             yield f"{level}# {title}: `{group.title}`"
             yield _cell(group.description or "")
-        yield "\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows])
+        yield "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
     for action in parser._actions:
         if isinstance(action.choices, dict):
             for name, sub in action.choices.items():
@@ -224,4 +224,4 @@ def mixers_section() -> Iterator[str]:
         for name, option in mixer["options"].items():
             default = "required" if option["required"] else f"`{_cell(str(option['default']))}`"
             rows.append(f"| `{name}` | {default} | {_cell(option['meaning'])} |")
-        yield "\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows])
+        yield "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])

@@ -8,15 +8,15 @@ Table = list[list[str]]
 
 
 def costs() -> Table:
-    """Parameters, operations and states (short / long) from `seqarch mixers --costs`, and what runs on CUDA."""
+    """Parameters, operations and states (short / long) from `seqarch mixers --costs`."""
     names = {mixer["name"] for mixer in _ours()}
     _, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in cost_table().splitlines()]
-    table = [["mixer", "parameters", "MFLOP", "state, KiB", "CUDA"]]
-    for name, parameters, *numbers, _, cuda, _, _, _, _ in rows:
+    table = [["mixer", "parameters", "MFLOP", "state, KiB"]]
+    for name, parameters, *numbers, _, _, _, _, _, _ in rows:
         if name in names:
             short, long = numbers[::2], numbers[1::2]
             both = [one if one == two else f"{one} / {two}" for one, two in zip(short, long, strict=True)]
-            table.append([f"`{name}`", parameters, *both, cuda])
+            table.append([f"`{name}`", parameters, *both])
     return table
 
 

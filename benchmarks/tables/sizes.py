@@ -8,7 +8,6 @@ The order is predicted and scored by `seqarch.scale`. `benchmarks/predictions.cs
 
 from __future__ import annotations
 
-import itertools
 import sys
 from pathlib import Path
 
@@ -36,6 +35,7 @@ AT_SMALL = {
 BELOW = ("transformer", "rwkv7", "delta_net")
 """Models whose names stand below their bars in the figure."""
 LOSSES = {"gap": "gap", "in_domain": "in-domain loss"}
+DECISION = ("right pairs", "95 % interval", "by chance")
 COLUMNS = ("model", "rung", "parameters", "tokens", "seed", "gap", "in_domain")
 Table = list[list[str]]
 
@@ -86,14 +86,13 @@ def gaps_of_110m() -> Table:
 
 
 def decisions_of_110m() -> Table:
-    """How the order at 42M predicts that of each budget at 110M, of gaps and of in-domain losses."""
-    table: Table = []
-    for (loss, name), tokens in itertools.product(LOSSES.items(), BUDGETS):
-        at = rungs(loss, tokens)
-        head, row = decision_rows(accuracies(at))
-        if not table:
-            table.append(["order of", "tokens at 110M", "models", *head[2:-1]])
-        table.append([name, readable(tokens), str(len(at["110M"])), *row[2:-1]])
+    """How the order at 42M predicts the order at 110M after each budget, for gaps and in-domain losses."""
+    table = [["tokens at 110M", "models", *(f"{name}: {part}" for name in LOSSES.values() for part in DECISION)]]
+    for tokens in BUDGETS:
+        both = [rungs(loss, tokens) for loss in LOSSES]
+        found = (decision_rows(accuracies(at))[1] for at in both)
+        cells = (cell for row in found for cell in (*row[2:4], row[6]))
+        table.append([readable(tokens), str(len(both[0]["110M"])), *cells])
     return table
 
 

@@ -24,7 +24,7 @@ def read(name: str, card: str = "h200") -> list[Row]:
 
 def rivals() -> Table:
     """Our models next to published models of the same shape, from the same call; fla's in its faster precision."""
-    table = [["recipe", "ours, tokens/s", "published model", "its tokens/s", "ours over its", "memory, ours and its"]]
+    table = [["recipe", "ours, tokens/s", "published model", "its tokens/s", "ours over its", "GiB, ours", "its"]]
     for recipe in ("transformer_pp_110m", "transformer_pp_1b"):
         ours, *others = (row for row in read("published") if row["name"] == recipe)
         table += [_pair(ours, other, other["of"]) for other in others]
@@ -39,8 +39,8 @@ def rivals() -> Table:
 
 def _pair(ours: Row, other: Row, name: str) -> list[str]:
     ratio = float(ours["tokens_per_s"]) / float(other["tokens_per_s"])
-    peaks = " and ".join(f"{float(row['peak_gib']):.1f}" for row in (ours, other))
-    return [f"`{ours['name']}`", rate(ours), name, rate(other), f"{ratio:.2f}", f"{peaks} GiB"]
+    peaks = (f"{float(row['peak_gib']):.1f}" for row in (ours, other))
+    return [f"`{ours['name']}`", rate(ours), name, rate(other), f"{ratio:.2f}", *peaks]
 
 
 DENSE = ("cuDNN", "FlashAttention-2", "FlashAttention-4", "FlashAttention-4 in fixed order")
@@ -84,15 +84,15 @@ def generation() -> Table:
     """64 prompts of 50,000 tokens with 5,000 new tokens each: arXiv 2505.18522, table 3."""
     rows = [row for row in read("generation") if row["batch_size"] == "64"]
     total = {row["name"]: float(row["total_s"]) for row in rows}
-    head = ["model", "prompts, tokens/s", "step", "new tokens/s", "total", "state", "against Transformer++"]
+    head = ["model", "prompts, tokens/s", "step, ms", "new tokens/s", "total, s", "state, GiB", "times as fast"]
     table = [head]
     for row in sorted(rows, key=lambda row: float(row["total_s"])):
         how = "" if row["of"] == "seqarch" else f", {row['mode'].replace('python', 'from Python')}"
-        speeds = [rounded(row["prefill_tokens_per_s"]), f"{digits(float(row['step_ms']))} ms"]
-        speeds += [rounded(row["decode_tokens_per_s"]), f"{float(row['total_s']):.1f} s"]
-        against = f"{total['transformer_pp_110m'] / float(row['total_s']):#.3g} x"
+        speeds = [rounded(row["prefill_tokens_per_s"]), digits(float(row["step_ms"]))]
+        speeds += [rounded(row["decode_tokens_per_s"]), f"{float(row['total_s']):.1f}"]
+        against = f"{total['transformer_pp_110m'] / float(row['total_s']):#.3g}"
         name = f"`{row['name']}`" if row["of"] == "seqarch" else f"transformers' Llama{how}"
-        table.append([name, *speeds, f"{digits(float(row['state_gib']))} GiB", against])
+        table.append([name, *speeds, digits(float(row["state_gib"])), against])
     return table
 
 
@@ -100,7 +100,7 @@ def memory() -> Table:
     """What each recipe takes on one GPU with the sequences per step that it has; ratios are within one call."""
     rows = [row for row in read("mixers") if row["commit"].startswith(ALL_RECIPES)]
     rows = [row for row in rows if row["of"] == "seqarch" and not row["times_fla"]]
-    table = [["recipe", "peak memory", "tokens/s", "MFU", "speed to full attention"]]
+    table = [["recipe", "peak, GiB", "tokens/s", "MFU, %", "speed to full attention"]]
     for size in ("110m", "1b"):
         own = [row for row in rows if row["name"].endswith(size)]
         (full,) = (float(row["tokens_per_s"]) for row in own if row["name"] == f"transformer_pp_{size}")
@@ -110,8 +110,7 @@ def memory() -> Table:
 
 
 def _step(row: Row) -> list[str]:
-    mfu = f"{100 * float(row['mfu']):.0f} %"
-    return [f"`{row['name']}`", f"{float(row['peak_gib']):.1f} GiB", rate(row), mfu]
+    return [f"`{row['name']}`", f"{float(row['peak_gib']):.1f}", rate(row), f"{100 * float(row['mfu']):.0f}"]
 
 
 def _long() -> list[tuple[Row, float]]:
@@ -125,7 +124,7 @@ def _long() -> list[tuple[Row, float]]:
 
 def gpus() -> Table:
     """One and two GPUs, the largest speed-up first; rates are medians from the third step on."""
-    head = ["recipe", "one GPU, tokens/s", "two GPUs, tokens/s", "speed-up", "memory per GPU, one and two"]
+    head = ["recipe", "one GPU, tokens/s", "two GPUs, tokens/s", "speed-up", "GiB on one", "GiB on each of two"]
     found = []
     rows = read("fsdp")
     for recipe in dict.fromkeys(row["recipe"] for row in rows):
@@ -133,8 +132,8 @@ def gpus() -> Table:
         one, two = (
             statistics.median(float(row["tokens_per_s"]) for row in run if int(row["step"]) > 2) for run in runs
         )
-        peaks = " and ".join(f"{max(float(row['peak_gib']) for row in run):.1f}" for run in runs)
-        found.append((two / one, [f"`{recipe}`", hundreds(one), hundreds(two), f"{two / one:.2f}", f"{peaks} GiB"]))
+        peaks = (f"{max(float(row['peak_gib']) for row in run):.1f}" for run in runs)
+        found.append((two / one, [f"`{recipe}`", hundreds(one), hundreds(two), f"{two / one:.2f}", *peaks]))
     return [head, *(cells for _, cells in sorted(found, reverse=True))]
 
 
