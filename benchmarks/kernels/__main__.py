@@ -21,6 +21,8 @@ STEPS = {
     "loss": Step("benchmarks.kernels.loss:rows", "linear cross-entropy next to a loss with all logits"),
     "vocabularies": Step("benchmarks.kernels.loss:vocabularies", "the same with 32,000 and 131,072 entries"),
     "scan": Step("benchmarks.kernels.scan:rows", "the selective scan of Mamba-1, next to mamba-ssm's CUDA kernel"),
+    "ssd": Step("benchmarks.kernels.scan:of_heads", "the recurrence of Mamba-2 by each backend"),
+    "errors": Step("benchmarks.kernels.scan:errors", "both next to float64, outputs and gradients"),
     "around": Step("benchmarks.kernels.around:rows", "short convolutions and Mamba-2's gated norm, next to others"),
     "cold": Step("benchmarks.kernels.cold:rows", "first calls in new processes with empty compile caches"),
     "moba": Step("benchmarks.kernels.moba:rows", "MoBA's published code, which must be installed"),

@@ -25,19 +25,34 @@ def test_the_cuda_kernel_gets_time_last() -> None:
     assert torch.equal(x[1, 2], given["x"][1, :, 2])
 
 
-def test_rows_are_those_of_the_other_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    def small(B: int, T: int, d: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        return {name: t for name, t in inputs(1, 5, 3, 4, "full", dtype=dtype).items() if t is not None}
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes for a CPU, on which nothing is timed."""
 
     def measure(name: str, fn: Callable[[], Any], **shape: int) -> dict[str, Any]:
         fn()
         return {"name": name, **shape, "p20": 1.0, "p50": 2.0, "p80": 3.0, "unit": "ms", "peak_mib": 4.0}
 
-    monkeypatch.setattr(scan, "draw", small)
     monkeypatch.setattr(timing, "measure", measure)
-    monkeypatch.setattr(scan, "SHAPES", ((1, 5, 3),))
-    rows = list(scan.rows())
-    passes = [f"{name} {each}" for name in ("scan", "scan, dt in bf16") for each in ("fwd", "fwd+bwd")]
-    assert [row["name"] for row in rows][:4] == passes
+    sizes = {"DEVICE": "cpu", "LENGTHS": ((1, 5),), "CHANNELS": (8,), "CHECKED": (1, 70), "HEAD": 4}
+    for name, value in {**sizes, "backends": lambda op: ["reference"]}.items():
+        monkeypatch.setattr(scan, name, value)
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_are_those_of_the_other_ops() -> None:
+    rows = [*scan.rows(), *scan.of_heads()]
+    names = ("scan", "scan, dt in bf16", "ssd by reference")
+    assert [row["name"] for row in rows] == [f"{name} {each}" for name in names for each in ("fwd", "fwd+bwd")]
     assert all(set(row) <= set(COLUMNS) for row in rows)
-    assert {(row["H"], row["D"]) for row in rows} == {(3, scan.STATES)}
+    assert {(row["H"], row["D"]) for row in rows} == {(8, scan.STATES), (2, 4)}
+
+
+@pytest.mark.usefixtures("small")
+def test_errors_are_those_of_the_dtype() -> None:
+    rows = list(scan.errors())
+    off = {row["name"].removesuffix(f": {name}"): row["p50"] for row in rows if (name := row["name"][-1:]) == "y"}
+    assert len(rows) == 2 * (1 + 6) + 2 * (1 + 5)
+    assert all(set(row) <= set(COLUMNS) for row in rows)
+    for op in ("selective_scan", "ssd"):
+        assert off[f"{op} by reference, float32"] < 1e-5 < 1e-4 < off[f"{op} by reference, bfloat16"] < 1e-2
