@@ -86,7 +86,8 @@ def of_heads() -> Iterator[Row]:
             for d in CHANNELS:
                 tensors = draw_heads(B, T, d, torch.bfloat16)
                 shape = {"B": B, "T": T, "H": d // HEAD, "D": HEAD}
-                yield from passes(f"ssd by {backend}", outputs_by(ssd, tensors, backend), list(tensors.values()), **shape)
+                run = outputs_by(ssd, tensors, backend)
+                yield from passes(f"ssd by {backend}", run, list(tensors.values()), **shape)
 
 
 def errors() -> Iterator[Row]:
