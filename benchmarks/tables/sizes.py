@@ -35,7 +35,7 @@ AT_SMALL = {
 BELOW = ("transformer", "rwkv7", "delta_net")
 """Models whose names stand below their bars in the figure."""
 LOSSES = {"gap": "gap", "in_domain": "in-domain loss"}
-DECISION = ("right pairs", "95 % interval", "by chance")
+DECISION = ("right pairs", "95 % interval")
 COLUMNS = ("model", "rung", "parameters", "tokens", "seed", "gap", "in_domain")
 Table = list[list[str]]
 
@@ -71,13 +71,15 @@ def expected(tokens: int = PREDICTED) -> dict[str, tuple[float, float]]:
 
 
 def gaps_of_110m() -> Table:
-    """The gaps at both sizes, the best at 42M first, and how many of the predicted intervals hold."""
+    """The gaps at both sizes, the best at 42M first, and how many of the predicted intervals hold; `-`: not run."""
     small = rungs("gap")["42M"]
     later = {tokens: rungs("gap", tokens)["110M"] for tokens in BUDGETS}
     budgets = [readable(tokens) for tokens in BUDGETS]
     table = [["model", "42M, 340M tokens", *(f"110M, {each}" for each in budgets), "predictions that hold"]]
     for model in sorted(expected(), key=lambda each: np.mean(small[each])):
-        gaps = [f"{gaps[model][0]:+.3f}" if model in gaps else "not run" for gaps in later.values()]
+        if not any(model in gaps for gaps in later.values()):
+            continue
+        gaps = [f"{gaps[model][0]:+.3f}" if model in gaps else "-" for gaps in later.values()]
         scores = [score(row) for row in read_csv(WRITTEN) if (row["quantity"], row["model"]) == ("gap_110m", model)]
         run = len(scores) - scores.count("not run yet")
         held = f"{scores.count('yes')} of {run}" if run else "-"
@@ -91,7 +93,7 @@ def decisions_of_110m() -> Table:
     for tokens in BUDGETS:
         both = [rungs(loss, tokens) for loss in LOSSES]
         found = (decision_rows(accuracies(at))[1] for at in both)
-        cells = (cell for row in found for cell in (*row[2:4], row[6]))
+        cells = (cell for row in found for cell in row[2:4])
         table.append([readable(tokens), str(len(both[0]["110M"])), *cells])
     return table
 
