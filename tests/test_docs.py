@@ -311,10 +311,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("right", "wrong", "failing"), MISTAKES.values(), ids=MISTAKES)
-def test_the_log_space_mixer_and_its_mistakes(workplace, monkeypatch, right: str, wrong: str, failing: set) -> None:
+def test_the_log_space_mixer_and_its_mistakes(monkeypatch, right: str, wrong: str, failing: set) -> None:
     page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
-    workplace(ROOT / "docs/plugins.md")
-    code = Path("min_gru.py").read_text()
+    code = (ROOT / "tests/min_gru.py").read_text()
     assert right in code
     module = ModuleType("min_gru")
     monkeypatch.setitem(sys.modules, "min_gru", module)  # its dataclass looks there

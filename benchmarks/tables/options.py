@@ -58,9 +58,9 @@ def flash4_step(documents: str = "") -> str:
     return f"{without} to {with_it}"
 
 
-def optimizers_speed() -> Table:
-    table = [["recipe", "AdamW, tokens/s", "Muon", "ratio"]]
-    return table + _pairs(read("optimizers"), "optimizer", "AdamW", "Muon")
+def optimizers_speed() -> str:
+    """The speed of training with Muon over the speed with AdamW, by recipe."""
+    return " and ".join(ratio for *_, ratio in _pairs(read("optimizers"), "optimizer", "AdamW", "Muon"))
 
 
 def vocabularies() -> Table:
