@@ -348,6 +348,29 @@ def test_bounds_rule_chunks_out(scale, some):
         assert set(wanted[0, block * 64 : (block + 1) * 64, 0].tolist()) - {-1} <= set(listed)
 
 
+@pytest.mark.parametrize(("C", "D"), [(16, 16), (32, 16), (16, 32)])
+@pytest.mark.parametrize("scale", [0.05, 3.0, 50.0])
+def test_covariances_are_bounded_where_they_may_rule_a_chunk_out(scale, C, D):
+    """The bound lies between the largest eigenvalue and the trace, and is the trace where the mean eigenvalue is
+    enough to keep a chunk for the shortest query."""
+    from seqarch.kernels.top1_chunk import triton as kernels
+
+    q, k, _ = (t.detach().float() for t in naive.draw(1, 6 * C, 1, D, normalised=True))
+    q = 2 * q
+    k[:, : 3 * C] = torch.nn.functional.normalize(k[:, :1] + 0.1 * k[:, : 3 * C], dim=-1)  # three narrow chunks
+    chunks = k.view(6, C, D).double()
+    centred = chunks - chunks.mean(1, keepdim=True)
+    eigenvalues = torch.linalg.eigvalsh(centred.mT @ centred / C)
+    trace, largest = eigenvalues.sum(1), eigenvalues[:, -1]
+    R = 2 * scale * centred.norm(dim=-1).amax(1)
+    kept = 2 * scale * (R.exp() - 1 - R) / R**2 * trace / min(C, D) > 2 * chunks.norm(dim=-1).amax(1)
+    bound = kernels._chunk_stats(k, chunk_layout(6 * C, C, None, k.device), C, q, scale)[2][2, 0].double()
+    wanted = torch.where(kept, trace, eigenvalues.pow(8).sum(1) ** (1 / 8))
+    torch.testing.assert_close(bound, 1.01 * wanted, rtol=1e-3, atol=0)
+    assert (bound > largest).all()
+    assert kept.tolist() == {0.05: [False] * 6, 3.0: [False] * 3 + [True] * 3, 50.0: [True] * 6}[scale]
+
+
 @pytest.mark.parametrize("borders", [[0, 100], [0, 1, 17, 17, 60, 100], [0, 0, 100]])
 def test_layout(borders):
     """Slots tile the sequence, restart at each document, and know their positions."""

@@ -43,17 +43,21 @@ PRODUCT_ERROR = 2.0**-21
 """Room for rounding in a choice by products with mean keys, as a share of their dims and of both norms."""
 
 
-def _chunk_stats(k: Tensor, layout: Layout, chunk_size: int, spread: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _chunk_stats(
+    k: Tensor, layout: Layout, chunk_size: int, q: Tensor | None = None, scale: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """High and low part of the mean keys `[B, slots, HK, D]`. For each slot, `[3, B * HK, slots]` float32, the
-    longest key and, with `spread`, the radius and the bound on the covariance."""
+    longest key and, for queries, the radius and the bound on the covariance."""
     B, Tk, HK, D = k.shape
     high = torch.empty(B, layout.slots, HK, D, dtype=k.dtype, device=k.device)
     split = k.dtype != torch.float32
     low = torch.empty_like(high) if split else high
     stats = torch.empty(3, B * HK, layout.slots, dtype=torch.float32, device=k.device)
+    # One query of each block stands for it: that a shorter one would need a tighter bound costs time, not the choice.
+    query = None if q is None else torch.linalg.vector_norm(q[:, ::LISTED], dim=-1, dtype=torch.float32).amin()
     chunk_stats_kernel[(layout.slots, B * HK)](
-        k, layout.starts, high, low, *stats, *strides(k), HK, layout.slots, Tk, chunk_size, D, padded(D),
-        layout.starts is not None, split, spread, num_warps=8 if spread else 4,
+        k, layout.starts, query, high, low, *stats, *strides(k), HK, layout.slots, Tk, scale, chunk_size, D, padded(D),
+        layout.starts is not None, split, q is not None, num_warps=4 if q is None else 8,
     )  # fmt: skip
     return high, low, stats
 
@@ -140,7 +144,7 @@ def select(
         _select_exact(q, k, chunks, layout, chunk_size, scale, remote_chunks)
         return chunks
     if chunk_means is None:
-        high, low, _ = _chunk_stats(k, layout, chunk_size, spread=False)
+        high, low, _ = _chunk_stats(k, layout, chunk_size)
     else:
         chunk_means = chunk_means[:, : (k.shape[1] - 1) // chunk_size]
         high = chunk_means.to(q.dtype).contiguous()
@@ -205,7 +209,7 @@ def candidates(
         `[B * H, blocks]`; and the longest key, `[B * HK]`.
     """
     B, Tq, Tk, H, HK, D = sizes(q, k)
-    high, low, stats = _chunk_stats(k, layout, chunk_size, spread=True)
+    high, low, stats = _chunk_stats(k, layout, chunk_size, q, scale)
     longest, widest = stats[:2].amax(2)
     narrowest = stats[2, :, :-1].amin(1)  # a last chunk that is not complete would be narrower
     blocks = triton.cdiv(Tq, LISTED)
@@ -235,7 +239,7 @@ def _select_exact(
         group = of_all[0] // LISTED
         launches.append((lists, counts, LISTED, *_listed_launch(q, chunk_size), 1))
     else:
-        longest = _chunk_stats(k, layout, chunk_size, spread=False)[2][0].amax(1)
+        longest = _chunk_stats(k, layout, chunk_size)[2][0].amax(1)
     for mode in ("polynomial", "plain", "safe"):
         for lists, counts, BT, warps, stages, parts in launches:
             keys = described if described and mode == "plain" and lists is None else k

@@ -6,6 +6,7 @@ import triton.language as tl
 from seqarch.kernels.top1_chunk.triton_select import (
     LOG2E,
     ROUNDING,
+    growth,
     keep_block,
     keep_heavier,
     least_kept,
@@ -54,11 +55,7 @@ def candidates_kernel(
     b_qf = b_q.to(tl.float32)
     b_length = tl.sqrt(tl.sum(b_qf * b_qf, 1)) * scale
     b_largest = b_length * tl.load(longest + i_hk)
-    b_r = tl.minimum(b_length * tl.load(widest + i_hk) * ROUNDING, 60.0)
-    b_series = 0.5 + b_r * (1.0 / 6 + b_r * (1.0 / 24 + b_r * (1.0 / 120 + b_r * (1.0 / 720))))
-    b_large = tl.maximum(b_r, 0.5)
-    b_phi = tl.where(b_r < 0.5, b_series, (tl.exp(b_large) - 1 - b_large) / (b_large * b_large)) * ROUNDING
-    b_weight = b_length * b_length * b_phi
+    b_weight = b_length * b_length * growth(b_length * tl.load(widest + i_hk) * ROUNDING)
     p_spreads = spreads + i_hk.to(tl.int64) * slots
     p_list = lists + (i_bh.to(tl.int64) * tl.num_programs(0) + i_t) * slots
     count = stop - start

@@ -87,8 +87,17 @@ def store_chunks(chunks, b_kept, b_slots, b_first, mask, K: tl.constexpr, BK: tl
 
 
 @triton.jit
+def growth(b_r):
+    """`(exp(R) - 1 - R) / R^2`, rounded up."""
+    b_r = tl.minimum(b_r, 60.0)
+    b_series = 0.5 + b_r * (1.0 / 6 + b_r * (1.0 / 24 + b_r * (1.0 / 120 + b_r * (1.0 / 720))))
+    b_large = tl.maximum(b_r, 0.5)
+    return tl.where(b_r < 0.5, b_series, (tl.exp(b_large) - 1 - b_large) / (b_large * b_large)) * ROUNDING
+
+
+@triton.jit
 def chunk_stats_kernel(
-    k, starts, high, low, lengths, radii, spreads, stride_kb, stride_kt, stride_kh, HK, slots, Tk,
+    k, starts, query, high, low, lengths, radii, spreads, stride_kb, stride_kt, stride_kh, HK, slots, Tk, scale,
     C: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr,
     SPREAD: tl.constexpr,
 ):  # fmt: skip
@@ -97,6 +106,7 @@ def chunk_stats_kernel(
     With SPREAD also the radius max |k_j - m| and a bound on the largest eigenvalue of the covariance
     A = mean (k_j - m)(k_j - m)^T. The bound is (tr A^8)^(1/8), or tr A if the chunk is too large to square A. The
     products between keys have the same eigenvalues, and are the smaller matrix where a chunk has fewer keys than dims.
+    It is also tr A where even the mean eigenvalue would keep this chunk for a query of the length `query`.
     """
     i_s, i_bh = tl.program_id(0), tl.program_id(1)
     i_b, i_h = i_bh // HK, (i_bh % HK).to(tl.int64)
@@ -111,22 +121,27 @@ def chunk_stats_kernel(
     o_out = ((i_b.to(tl.int64) * slots + i_s) * HK + i_h) * D + o_d
     tl.store(high + o_out, b_high, mask=o_d < D)
     o_s = i_bh.to(tl.int64) * slots + i_s
-    tl.store(lengths + o_s, tl.sqrt(tl.max(tl.sum(b_k * b_k, 1), 0)))
+    longest = tl.sqrt(tl.max(tl.sum(b_k * b_k, 1), 0))
+    tl.store(lengths + o_s, longest)
     if SPLIT:
         tl.store(low + o_out, (b_mean - b_high.to(tl.float32)).to(low.dtype.element_ty), mask=o_d < D)
     if SPREAD:
         b_c = b_k - b_mean[None, :]
         b_r = tl.sum(b_c * b_c, 1)
         trace = tl.sum(b_r, 0) / C
+        radius = tl.sqrt(tl.max(b_r, 0))
+        reach = tl.load(query) * scale
+        mean = trace / (C if C < D else D)
         spread = trace
-        if C * BD <= 16384:
-            b_a = tl.dot(tl.trans(b_c), b_c) if C >= BD else tl.dot(b_c, tl.trans(b_c))
-            b_a /= C * tl.maximum(trace, 1e-30)
-            b_a = tl.dot(b_a, b_a)
-            b_a = tl.dot(b_a, b_a)
-            spread = tl.minimum(trace, trace * tl.sqrt(tl.sqrt(tl.sqrt(tl.sum(tl.sum(b_a * b_a, 1), 0)))))
+        if C * BD <= 16384:  # noqa: SIM102 - the compiler knows this, and leaves the rest out where it is false
+            if reach * growth(reach * radius) * mean < 2 * longest:
+                b_a = tl.dot(tl.trans(b_c), b_c) if C >= BD else tl.dot(b_c, tl.trans(b_c))
+                b_a /= C * tl.maximum(trace, 1e-30)
+                b_a = tl.dot(b_a, b_a)
+                b_a = tl.dot(b_a, b_a)
+                spread = tl.minimum(trace, trace * tl.sqrt(tl.sqrt(tl.sqrt(tl.sum(tl.sum(b_a * b_a, 1), 0)))))
         tl.store(spreads + o_s, spread * ROUNDING)
-        tl.store(radii + o_s, tl.sqrt(tl.max(b_r, 0)))
+        tl.store(radii + o_s, radius)
 
 
 @triton.jit
