@@ -8,7 +8,7 @@ READY := $(VENV)/seqarch-ready
 PARITY := $(VENV)/seqarch-parity
 DOCS := $(VENV)/seqarch-docs
 
-.PHONY: install quickstart test coverage slow zoo oldest_triton parity lint types docs results dist
+.PHONY: install quickstart test commands coverage slow zoo oldest_triton parity lint types docs results dist
 
 install: $(READY)
 
@@ -21,7 +21,11 @@ quickstart: $(READY)
 TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -q
 
 test: $(READY) build/litdata
-	$(TEST)
+	$(TEST) -m "not commands and not gpu and not slow"
+
+# What starts processes or runs whole commands. `coverage` runs these tests and those of `make test`.
+commands: $(READY) build/litdata
+	$(TEST) -m "commands and not gpu and not slow"
 
 coverage: $(READY) build/litdata
 	$(TEST) --cov --cov-fail-under=85

@@ -20,6 +20,8 @@ from tests import processes
 from tests.conftest import wait_for
 from tests.test_docs import FILE_NAME, blocks
 
+pytestmark = pytest.mark.commands
+
 PAGE = Path(__file__).parents[1] / "docs/own_text.md"
 DEADLINE = 600.0
 """Seconds for a command."""

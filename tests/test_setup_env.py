@@ -74,6 +74,7 @@ def demands(folder: Path, *extras: str) -> list[str]:
     return [*project["dependencies"], *(each for extra in extras for each in project["optional-dependencies"][extra])]
 
 
+@pytest.mark.commands
 def test_the_environment_is_complete() -> None:
     checked = pip("check")
     assert not checked.returncode, checked.stdout

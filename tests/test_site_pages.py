@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from benchmarks.tables import gallery, results
 from scripts import notebook
 from scripts import site as hooks
@@ -98,6 +100,7 @@ def test_the_notebook_shows_no_paths_of_a_machine():
     assert "![" not in notebook.page(hooks.NOTES)
 
 
+@pytest.mark.commands
 def test_the_notebook_runs(tmp_path, monkeypatch):
     """Its cells in one process, with fewer steps, seeds and branches and without reports."""
     monkeypatch.chdir(tmp_path)

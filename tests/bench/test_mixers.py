@@ -40,6 +40,7 @@ def bench(*args, **model):
     cli.main(["bench", "mixers", *map(str, args), *(f"--{key}={value}" for key, value in model.items())])
 
 
+@pytest.mark.commands
 def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys, monkeypatch):
     def forked(command, env, **options):
         assert command[:2] == [sys.executable, "-m"]

@@ -12,6 +12,8 @@ from seqarch.errors import UserError
 from tests import processes
 from tests.conftest import flags
 
+pytestmark = pytest.mark.commands
+
 ROOT = Path(__file__).parents[2]
 NAMES = {"GatedMean": ("gated_mean", "gated-mean"), "RNNTop2": ("rnn_top2", "rnn-top2")}
 

@@ -79,6 +79,7 @@ def seqarch(*args, logs, paths=()):
     return processes.seqarch([*map(str, args)], logs, {"PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT)))})
 
 
+@pytest.mark.commands
 def test_recipe_trains_it_by_its_class_alone(plugin, shards, tmp_path):
     (tmp_path / "mine.yaml").write_text(
         f"extends: {ROOT}/recipes/quickstart.yaml\n"

@@ -329,6 +329,7 @@ print(calls[True], calls[False])
 """
 
 
+@pytest.mark.commands
 def test_a_recipe_is_read_with_few_calls(tmp_path):
     """In a process of its own, since other tests register classes. Before recipes were read once: 8,786 and 96,000."""
     (tmp_path / "count_calls.py").write_text(COUNT)

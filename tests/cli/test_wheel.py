@@ -68,6 +68,7 @@ for name in ("quickstart", "recipes/quickstart.yaml", "mine.yaml", "mamba1_decay
     ]
 
 
+@pytest.mark.commands
 def test_the_recipe_of_the_tutorial_trains_its_mixer(tmp_path, shards):
     text = TUTORIAL.read_text()
     (tmp_path / "gated_associative.py").write_text(text.partition("```python\n")[2].partition("```")[0])

@@ -29,6 +29,8 @@ from tests.data.conftest import WORDS, make_texts, write_jsonl
 pytest.importorskip("moto")
 pytest.importorskip("flask_cors")
 
+pytestmark = pytest.mark.commands
+
 URL = "s3://bucket/shards"
 T = 32
 PER_SHARD = 12

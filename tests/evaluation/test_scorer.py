@@ -131,6 +131,7 @@ def in_processes(world_size):
     return results
 
 
+@pytest.mark.commands
 def test_two_processes_share_the_rows_and_get_the_numbers_of_one():
     *expected, all_rows = measure_as(0, 1)
     assert all_rows == 2 * 8, "four batches of two for each of the two calls"

@@ -59,6 +59,7 @@ def package(tmp_path_factory):
     return site
 
 
+@pytest.mark.commands
 def test_a_task_of_another_package_is_two_files(package, shards, tmp_path):
     options = {**TINY, **MODEL, "data.root": shards, "run_dir": tmp_path / "run", "ood_loss.tasks": "[ReversedText]"}
     installed = {"paths": [package], "logs": tmp_path / "logs"}

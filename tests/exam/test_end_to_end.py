@@ -16,6 +16,8 @@ from tests.cli.test_plugin import ROOT, plugin  # noqa: F401  (a fixture)
 from tests.conftest import flags
 from tests.exam.conftest import SHRUNK
 
+pytestmark = pytest.mark.commands
+
 
 def exam(shards, out, site, **env):
     options = {**SHRUNK, "trainer.max_steps": 20, "trainer.callbacks": "[tests.exam.ctrl_c.CtrlC]"}

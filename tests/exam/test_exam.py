@@ -18,6 +18,8 @@ from seqarch.experiment.experiment import Experiment
 from seqarch.runs.record import read_note, write_note
 from tests.exam.conftest import SHRUNK, InProcess, examiner
 
+pytestmark = pytest.mark.commands
+
 TOP1 = ("--mixer", "Top1Chunk", "--mixer.chunk_size", "16")
 BRIEF = {"trainer.max_steps": "2", "branches.at": "[]"}
 """For exams whose losses do not matter."""

@@ -133,6 +133,7 @@ SHORT |= {"model.learning_rate": "0.04"}
 SHORT |= {"attention_entropy.every_n_steps": "0", "ood_loss.at": "[0.5, 1.0]", "data.eval_tokens": "96"}
 
 
+@pytest.mark.commands
 def test_an_exam_with_a_ladder_trains_at_the_chosen_rates_and_goes_on(exam, capsys, monkeypatch):
     """Eight runs of two to four steps: short ladders, the whole runs, the reference at the neighbouring rate."""
     monkeypatch.setattr("seqarch.exam.train.FIRST", (1.0, 1.5))

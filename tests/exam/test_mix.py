@@ -6,6 +6,8 @@ import pytest
 
 from seqarch.errors import UserError
 
+pytestmark = pytest.mark.commands
+
 TOP1 = ("--mixer", "Top1Chunk", "--mixer.chunk_size", "16")
 MIX = {"data.train": "{docs: 0.7, code: 0.3}", "data.ood": "[]"}
 

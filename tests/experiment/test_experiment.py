@@ -307,6 +307,7 @@ def test_a_thread_that_gets_no_signals_is_refused_before_anything_is_written(sha
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.commands
 def test_the_page_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
     """On two small domains in place of the embedded corpus, a fourth of the tokens to evaluate, and without figures."""
     for name, texts in (("docs", prose(24)), ("python", code(24))):

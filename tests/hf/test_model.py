@@ -157,6 +157,7 @@ def test_weights_of_another_model_are_refused(exported, tmp_path):
         loaded(folder)
 
 
+@pytest.mark.commands
 def test_a_folder_loads_with_trust_remote_code_in_a_process_without_seqarch(tmp_path):
     ours = find_tokenizer(str(world_file(tmp_path)))  # the only one with code of its own
     folder = export(
@@ -172,6 +173,7 @@ print(model.num_parameters(), tokenizer("a key")["input_ids"])"""
     assert ran.stdout == f"{loaded(folder).num_parameters()} {[0, *ours.encode('a key')]}\n"
 
 
+@pytest.mark.commands
 def test_seqarch_does_not_import_transformers():
     code = "import sys, seqarch, seqarch.model; assert 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

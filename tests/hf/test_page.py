@@ -16,6 +16,8 @@ from seqarch.evaluation import Scorer
 from seqarch.evaluation.harness import SeqarchLM
 from tests.test_docs import FENCE
 
+pytestmark = pytest.mark.commands
+
 PAGE = Path(__file__).parents[2] / "docs/huggingface.md"
 SHORT = ["--trainer.max_steps=4", "--model.warmup_steps=1", "--ood_loss.every_n_steps=4", "--data.eval_tokens=512",
          "--attention_entropy.every_n_steps=4", "--checkpoint.every_n_steps=4", "--model.d_model=32"]  # fmt: skip

@@ -163,6 +163,7 @@ def run_both(path):
     return [rank.exitcode for rank in ranks]
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_with_a_half_each_are_one(case, results):
     expected = loss_and_gradients(build(case), *rows())

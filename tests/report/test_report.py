@@ -290,6 +290,7 @@ def test_rounding_of_the_layout_does_not_change_a_picture(tmp_path):
     assert files[0] == files[1]
 
 
+@pytest.mark.commands
 def test_report_needs_neither_torch_nor_lightning(runs, tmp_path):
     code = (
         "import sys; from pathlib import Path; from seqarch.report import compare, figures\n"

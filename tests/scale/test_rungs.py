@@ -104,6 +104,7 @@ def test_the_same_tokens_on_demand(shards, tmp_path, monkeypatch):
     assert [len({each.recipe["trainer"]["max_steps"] for each in exam.entrants}) for exam in plans] == [1, 1]
 
 
+@pytest.mark.commands
 def test_a_scale_trains_registers_and_is_read_again(scale, capsys):
     sizes = ("--sizes", "0.05M", "0.1M", "--tokens_per_parameter", "0.05", "--ladder", "false")
     out = scale("--mixer", "Top1Chunk", *sizes)

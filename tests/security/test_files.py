@@ -125,6 +125,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(refused, trained, shards,
     signal.alarm(0)
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize("entry", [None, "", ".", "inside"])
 def test_the_command_starts_no_module_of_the_folder(tmp_path, entry):
     """Neither the installed command nor a process of it does, and the folder's packages declare no mixer."""

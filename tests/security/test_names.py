@@ -119,6 +119,7 @@ def test_run_folder_calls_nothing(refused, trained, tmp_path):
     assert said_of(CALLS[0], refused("validate", "--config", "config.yaml", "--ckpt_path", good))
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize("command", [["exam", "--mixer"], ["bench", "mixers"]])
 def test_exam_and_bench_call_nothing(refused, tmp_path, monkeypatch, command):
     def run(command, *, env, **_):  # a new process imports PyTorch for ten seconds

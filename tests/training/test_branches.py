@@ -18,6 +18,8 @@ from seqarch.training.run_folder import RunFolder
 from tests import processes
 from tests.conftest import MODEL, TINY, flags
 
+pytestmark = pytest.mark.commands
+
 STEPS = 12
 SCHEDULE = {
     "model.warmup_steps": 2,

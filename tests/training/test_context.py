@@ -20,6 +20,8 @@ from tests import processes
 from tests.conftest import MODEL, TINY, flags
 from tests.training.test_distributed import RECURRENT, assert_alike, losses, one_process, train  # noqa: F401
 
+pytestmark = pytest.mark.commands
+
 STRATEGY = "{class_path: seqarch.training.FSDP2, init_args: {context: 2}}"
 SHARED = {"trainer.devices": 2, "trainer.strategy": STRATEGY}
 ALONE = {"trainer.devices": 1, "trainer.strategy": "auto"}

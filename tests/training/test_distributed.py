@@ -18,6 +18,8 @@ from seqarch import cli
 from tests import processes
 from tests.conftest import MODEL, TINY, flags, wait_for
 
+pytestmark = pytest.mark.commands
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -167,6 +167,7 @@ def run_two(kind, path):
     assert [rank.exitcode for rank in ranks] == [0, 0]
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize("name", MIXERS)
 def test_only_matrices_are_rounded(name, results):
     """The other parameters of a block, such as a decay, include the last small update."""

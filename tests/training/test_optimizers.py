@@ -190,6 +190,7 @@ def sharded(rank, port, path):
         torch.save(found, path)
 
 
+@pytest.mark.commands
 def test_two_processes_take_the_steps_of_one(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -247,6 +247,7 @@ def test_all_processes_of_a_second_fit_are_refused(shards, tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize("file", ["config.yaml", "evaluations/step_00000002.npz"])
 def test_what_the_first_process_cannot_write_ends_all(file, shards, tmp_path):
     """Before the first step and after it. The other process is then inside a collective operation."""

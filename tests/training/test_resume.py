@@ -12,6 +12,8 @@ from seqarch.errors import SeqarchWarning
 from tests import processes
 from tests.conftest import MODEL, TINY, flags
 
+pytestmark = pytest.mark.commands
+
 MEASURED_TIME = ("throughput/tokens_per_second",)
 STEPS = 12
 

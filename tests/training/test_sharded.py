@@ -27,6 +27,8 @@ from seqarch.training.sharded_checkpoints import IN_BACKGROUND
 from tests import processes
 from tests.conftest import MODEL, TINY, flags
 
+pytestmark = pytest.mark.commands
+
 TWO = {"trainer.devices": 2, "trainer.strategy": "fsdp2", "checkpoint.keep": 9, "model.n_layers": 1}
 SHARDED = {"checkpoint.sharded": "true"}
 HYBRID = "{class_path: seqarch.training.FSDP2, init_args: {replicas: 2}}"
