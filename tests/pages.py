@@ -1,5 +1,6 @@
 """Takes the commands of the pages as far as a machine without their text, their runs and their GPUs can."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -22,14 +23,15 @@ from seqarch.data.prepare import Preparation
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.evaluation import Asked
 from seqarch.evaluation.registry import tasks_named
-from seqarch.exam.derive import check as check_model
 from seqarch.exam.plan import Exam
 from seqarch.exam.train import FIRST, rung_of
 from seqarch.experiment.experiment import Experiment
+from seqarch.experiment.recipes import merged_recipe
 from tests.exam.checked import checking_once
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 CHECK = checking_once()
+READ = functools.cache(merged_recipe)
 
 
 def check_training(command: str, args: list[str]) -> None:
@@ -62,7 +64,7 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
 
     def train(exam: Exam, *_: Any, **__: Any) -> None:
         for entrant in exam.entrants if exam.ladder else ():
-            check_model(entrant.name, dict(rung_of(entrant, FIRST[0]).recipe), exam.allow_code)
+            CHECK(entrant.name, dict(rung_of(entrant, FIRST[0]).recipe), exam.allow_code)
         checked.extend(exam.entrants)
         raise KeyboardInterrupt
 
@@ -74,6 +76,7 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TextDataModule, "tokenizer", load_tokenizer("byte" if options.size == "tiny" else "mixtral"))
     patch.setattr("seqarch.exam.run.train", train)
     patch.setattr("seqarch.exam.run.check", CHECK)
+    patch.setattr("seqarch.exam.derive.merged_recipe", lambda path: copy.deepcopy(READ(path)))  # many exams read one
     with suppress(KeyboardInterrupt):  # by `train`, in place of training
         COMMANDS["exam"].run(options)
     assert checked

@@ -25,6 +25,8 @@ from seqarch.training.run_folder import check_same_run
 from tests.conftest import MODEL, TINY, flags
 from tests.report.runs_for_tests import write_run
 
+pytestmark = pytest.mark.commands
+
 LARGE_BATCH = ("--data.sequences_per_step=64", "--data.micro_batch_size=64")
 """For `test`, which reads the whole hold-outs."""
 

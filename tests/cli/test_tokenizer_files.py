@@ -15,6 +15,8 @@ from seqarch.runs.record import read_record
 from tests.cli.test_commands import output
 from tests.conftest import flags
 
+pytestmark = pytest.mark.commands
+
 tokenizers = pytest.importorskip("tokenizers")
 
 SIZE = 131_075

@@ -210,6 +210,7 @@ def test_a_damaged_exported_folder_leaves_no_run(exported, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.commands
 def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
     folder, run = exported(MIXERS["Attention"]).folder, str(tmp_path / "run")
     options = ["--data", str(shards), "--train", "docs", "--ood", "code", "--sequence_length", "512"]
@@ -229,6 +230,7 @@ def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
     assert "Evaluations: again against run" in page
 
 
+@pytest.mark.commands
 def test_published_models_with_other_tokenizers_share_a_table(shards, files, tmp_path):  # noqa: F811
     """Bits per byte, copying, passkeys, recall, entropy, state and speed of two models, from import to report."""
     for domain in ("docs", "code"):

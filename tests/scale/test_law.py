@@ -47,10 +47,9 @@ def test_exact_losses_give_the_true_saving():
     assert found.ratio == pytest.approx(true_ratio(), rel=0.01)
 
 
-@pytest.mark.parametrize(("seeds", "between", "within"), [(1, 0.0, 0.002), (2, 0.001, 0.001)])
-def test_intervals_hold_the_true_saving(seeds, between, within):
+def test_intervals_hold_the_true_saving():
     random = np.random.default_rng(1)
-    found = [saved(simulated(random, seeds=seeds, between=between, within=within), 40) for _ in range(20)]
+    found = [saved(simulated(random, seeds=2, between=0.001, within=0.001), 40) for _ in range(20)]
     held = sum(each.low <= true_ratio() <= each.high for each in found)
     assert held >= 17  # at 95 %, fewer come in 0.3 % of the tests
     assert np.median([each.high - each.low for each in found]) < 0.2

@@ -58,6 +58,7 @@ def small_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize("command", ["fit", "report", "prepare"])
 def test_files_that_the_system_does_not_let_grow(command, shards, tmp_path, capsys, request):
     """Each command says in one line what it could not write, and leaves nothing half-written."""
@@ -122,6 +123,7 @@ def commands_that_write(shards, runs, disk, trained):
     ]
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize("room", [0, 40_000])
 def test_a_disk_without_room(disk, shards, tmp_path, refused, fit, room):
     runs = [write_run(tmp_path / "written", "run")]
@@ -133,6 +135,7 @@ def test_a_disk_without_room(disk, shards, tmp_path, refused, fit, room):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+@pytest.mark.commands
 def test_a_disk_that_fills_up(disk, shards, refused):
     """The last checkpoint is whole, and the same command resumes from it once there is room."""
     args = flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": disk / "run", "model.d_model": 64})
@@ -144,6 +147,7 @@ def test_a_disk_that_fills_up(disk, shards, refused):
     assert status(disk / "run") == "finished"
 
 
+@pytest.mark.commands
 def test_a_read_only_disk(disk, shards, tmp_path, refused, fit, capfd):
     """Nothing is written there, but existing files can be used."""
     shutil.copytree(fit(), disk / "run")
