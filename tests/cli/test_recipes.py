@@ -130,6 +130,7 @@ def test_full_size_model_has_the_published_number_of_parameters(name):
     assert low * 1e6 <= parameters <= high * 1e6, f"{parameters:,}"
 
 
+@pytest.mark.commands
 @pytest.mark.no_cover
 @pytest.mark.parametrize("name", some_with_each_entry(training))
 def test_recipe_runs_one_step_at_a_small_size(name, shards, tmp_path, monkeypatch):

@@ -93,6 +93,7 @@ def fit(
     return model
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize(
     ("train", "num_workers", "where"),
     [(ONE, 0, "mid_epoch"), (TWO, 0, "epoch_boundary"), (ONE, 0, "second_epoch"), (TWO, 2, "second_epoch")],

@@ -91,6 +91,7 @@ def test_an_interrupted_evaluation_goes_on(trained, tmp_path):
     assert newest_results(tmp_path).keys() == {"coin_1", "coin_2"}, "nothing of the third"
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize("killed", [True, False])
 def test_an_interrupted_task_goes_on_within_itself(killed, tmp_path, monkeypatch):
     """Killed after a write, or interrupted in time to write: it measures no row twice and gives the same scores."""

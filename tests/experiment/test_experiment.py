@@ -62,6 +62,7 @@ def test_fit_from_python_is_fit_on_the_command_line(fit, shards, tmp_path, capsy
     assert (called / "run.json").read_bytes() == before
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize(
     ("key", "default", "other"),
     [

@@ -13,6 +13,8 @@ from seqarch.runs.layout import newest_checkpoint
 from tests.conftest import MODEL, TINY, flags
 from tests.training.test_optimizers import interrupted
 
+pytestmark = pytest.mark.commands
+
 CONSTANT = {"model.decay_share": 0, "model.learning_rate": 0.01}
 
 

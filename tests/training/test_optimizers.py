@@ -229,6 +229,7 @@ def interrupted(run):
     return before
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize(
     "options",
     [
