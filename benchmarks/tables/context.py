@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.tables.speed import Table, read
+from benchmarks.tables.speed import read
 
 
-def context_differences(card: str) -> Table:
-    """The largest relative difference of losses and gradient norms between all GPUs and one, in three steps."""
-    table = [["mixer", "GPUs per sequence", "tokens", "precision", "losses differ by", "gradient norms differ by"]]
-    for row in read("context", card):
-        differ = (f"{float(row[name]):.1e}" for name in ("loss_differs", "norm_differs"))
-        table.append([row["case"], row["context"], f"{int(row['length']):,}", row["precision"], *differ])
-    return table
+def context_differs(of: str, precision: str) -> str:
+    """The largest relative difference of the `loss` or gradient `norm` between all GPUs and one, in three steps."""
+    return f"{max(float(row[f'{of}_differs']) for row in read('context') if row['precision'] == precision):.1e}"

@@ -91,9 +91,9 @@ def several() -> Table:
 
 def scales() -> Table:
     """Exact selection of random vectors by the scale of the scores; in brackets against dense attention."""
-    rows, columns = Rows(read(), "trained"), ("D ** -0.5", "1", "sqrt(D)", "16")
+    rows, columns = Rows(read(), "trained"), ("D ** -0.5", "sqrt(D)")
     table = [["forward and backward, ms", *(f"scale `{column}`" for column in columns)]]
-    for shape, named in ((SMALL, ("0.125", "1", "8", "16")), (LARGE, ("0.0884", "1", "11.3", "16"))):
+    for shape, named in ((SMALL, ("0.125", "8")), (LARGE, ("0.0884", "11.3"))):
         dense = rows.of(f"{DENSE} fwd+bwd", shape)
         found = [rows.of(f"random vectors, scale {name}: exact fwd+bwd", shape) for name in named]
         table.append([f"{shape[1]} heads of {shape[2]}", *(f"{digits(ms)} ({times(dense / ms)})" for ms in found)])
@@ -104,8 +104,6 @@ def sharp() -> Table:
     """Exact selection at scale sqrt(D) with keys by addresses and by tensor descriptors, in one run."""
     rows, table = Rows(read(), "sharp"), [["ms, scale `sqrt(D)`", "by addresses", "by descriptors"]]
     for label, name, shape in (
-        ("selection, 12 heads of 64", "exact select", ("1", *SMALL)),
-        ("selection, 16 heads of 128", "exact select", ("1", *LARGE)),
         ("forward and backward, 12 heads of 64", "exact fwd+bwd", ("1", *SMALL)),
         ("forward and backward, 16 heads of 128", "exact fwd+bwd", ("1", *LARGE)),
         ("selection in a pass over 16 prompts", "3936 last queries, exact select", ("16", "47232", "12", "64")),

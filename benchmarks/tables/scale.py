@@ -15,9 +15,10 @@ TRANSFER = Path(__file__).parents[1] / "transfer.csv"
 Table = list[list[str]]
 
 
-def public_decisions() -> Table:
-    """How the public losses of smaller models order those of 8B."""
-    return decision_rows(accuracies(rungs_of(read_losses(PUBLIC))))
+def public_decisions(size: str) -> str:
+    """How many pairs the public losses of a size order as those of 8B, with the interval of their share."""
+    rows = decision_rows(accuracies(rungs_of(read_losses(PUBLIC))))
+    return next(f"{right}, {interval}" for early, _, right, interval, *_ in rows if early == size)
 
 
 def rates_of_110m() -> Table:
