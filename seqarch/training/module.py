@@ -279,7 +279,10 @@ class LanguageModel(Limited, L.LightningModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
         # What a mixer's loss draws depends on the step only, so that a resumed run draws the same.
         place = self.global_step, batch_idx % self.trainer.accumulate_grad_batches, self.global_rank
-        torch.manual_seed(hash((self._seed, *place)) % 2**63)
+        seed = hash((self._seed, *place)) % 2**63
+        torch.default_generator.manual_seed(seed)
+        if self.device.type != "cpu":  # torch.manual_seed formats a stack for each kind of device that is not there
+            torch.get_device_module(self.device).manual_seed(seed)
         loss = self.loss(batch)
         self.log("loss", loss.detach(), prog_bar=True, logger=False)
         return {"loss": loss, "added": self.built().added}
