@@ -20,6 +20,7 @@ from benchmarks.tables import (
     cluster,
     context,
     kernels,
+    left,
     long,
     options,
     predictions,
@@ -35,7 +36,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LEADING = re.compile(r"^ *<!-- value: .*", re.MULTILINE)
 """A comment that begins a line ends a paragraph or a list there, on the site and on GitHub."""
 MADE = re.compile(r"(<!-- (?:table|value): (.+?) -->)(\n\n|).*?(\n\n|)(<!-- end -->)", re.DOTALL)
-MODULES = (results, predictions, recall, speed, kernels, scale, sizes, choice, options, cluster, context, long)
+MODULES = (results, predictions, recall, speed, kernels, scale, sizes, choice, options, cluster, context, long, left)
 
 
 def updated(text: str) -> str:

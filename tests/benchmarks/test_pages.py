@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from benchmarks import pages
-from benchmarks.tables import options, recall, results, sizes, speed
+from benchmarks.tables import left, options, recall, results, sizes, speed
 from seqarch.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
@@ -150,3 +150,9 @@ def test_records_of_drafts_give_the_published_losses_and_masks_keep_their_gaps(t
     gaps = {(row["model"], row["mask"]): float(row["gap"]) for row in rows if row["gap"]}
     for model in ("rwkv7", "top1_chunk"):
         assert abs(gaps[model, "yes"] - gaps[model, "no"]) < 0.01
+
+
+def test_what_is_left_misses_an_aim_that_its_floor_allows() -> None:
+    for work, *cells in left.left()[1:]:
+        for aim, measured, floor in zip(*(map(float, cell.split(" / ")) for cell in cells[:3]), strict=True):
+            assert floor < aim < measured if work.endswith(", ms") else measured < aim < floor, work
