@@ -31,17 +31,12 @@ Table = list[list[str]]
 
 
 def sequences_at_64_hosts() -> Table:
-    """A step of one sequence of a million tokens for each group of GPUs that shares one."""
-    head = ["mixer", "GPUs per sequence", "exchange, s", "computation, s", "ratio"]
-    rows = [head]
+    """Time of the exchange over time of the computation in a step of one sequence of a million tokens per group."""
+    sizes = (GPUS, HOSTS * GPUS)
+    table = [["mixer", *(f"{size} GPUs per sequence" for size in sizes)]]
     for name in MIXERS:
-        for size in (GPUS, HOSTS * GPUS):
-            lm = model(name)
-            moved = 2 * len(lm.blocks) * size * bytes_of_a_piece(lm, LENGTH // size)
-            halves = 2 * len(lm.blocks) * bytes_of_halves(lm, LENGTH // size)
-            computing = lm.flops_per_token(LENGTH, training=True) * LENGTH / size / PEAK
-            rows.append([name, *exchange(moved, halves, size, computing)])
-    return rows
+        table.append([name, *(f"{exchange(model(name), size) / computation(model(name), size):.2g}" for size in sizes)])
+    return table
 
 
 def parameters_at_64_hosts() -> str:
@@ -90,9 +85,16 @@ def seconds(nvlink: float, card: float) -> float:
     return max(nvlink / NVLINK, card / CARD)
 
 
-def exchange(moved: float, halves: float, size: int, computing: float) -> list[str]:
-    """The cells of a row of `sequences_at_64_hosts`. On several hosts all `halves` come from others."""
+def exchange(lm: SequenceLM, size: int) -> float:
+    """Seconds of the exchange of a step when `size` GPUs share a sequence."""
+    moved = 2 * len(lm.blocks) * size * bytes_of_a_piece(lm, LENGTH // size)
+    halves = 2 * len(lm.blocks) * bytes_of_halves(lm, LENGTH // size)
     nvlink, card = links(moved, size)
-    bytes_moved = (nvlink, card + halves) if size > GPUS else (nvlink + halves, card)
-    time = seconds(*bytes_moved)
-    return [str(size), f"{time:.3g}", f"{computing:.3g}", f"{time / computing:.2g}"]
+    if size > GPUS:  # all halves come from other hosts
+        return seconds(nvlink, card + halves)
+    return seconds(nvlink + halves, card)
+
+
+def computation(lm: SequenceLM, size: int) -> float:
+    """Seconds of the computation of a step at full speed when `size` GPUs share a sequence."""
+    return lm.flops_per_token(LENGTH, training=True) * LENGTH / size / PEAK
