@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import time
+from importlib.metadata import entry_points
 
 import filelock
 import pytest
@@ -143,6 +144,14 @@ def git_is_asked_once():
     """Each run notes the commit: for hundreds of small runs git would compare all files as often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("seqarch.training.run_folder.commit", functools.cache(versions.commit))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def callbacks_are_searched_for_once():
+    """Each `Trainer` searches the metadata of all packages for callbacks, which takes a twentieth of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning.fabric.utilities.registry.entry_points", functools.cache(entry_points))
         yield
 
 

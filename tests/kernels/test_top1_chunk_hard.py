@@ -1,5 +1,6 @@
 """Exact selection where the choice is hard, against masses in float64, with keys by descriptors and by addresses."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -59,15 +60,21 @@ def described(k, chunk_size=C, cu_seqlens=None, K=1):
     return kernels._described(k, chunk_layout(k.shape[1], chunk_size, cu_seqlens, k.device), chunk_size, 1, K)
 
 
+CASES = [*((name, 1000) for name in HARD), ("near ties", 0), ("drift", 0)]
+DESCRIBED = {"random", "near ties", "skew", "one"}
+"""Inputs whose keys the interpreter reads by descriptors; it reads the others by addresses."""
+
+
 @pytest.mark.parametrize(
-    ("device", "dtype", "D"),
+    ("name", "short", "device", "dtype", "D"),
     [
-        ("cpu", torch.float16, 128),
-        ("cpu", torch.float32, 64),
-        *(pytest.param("cuda", torch.bfloat16, D, marks=pytest.mark.gpu) for D in (64, 128)),
+        *((*case, "cpu", *((torch.float16, 128) if case[0] in DESCRIBED else (torch.float32, 64))) for case in CASES),
+        *(
+            pytest.param(*case, "cuda", torch.bfloat16, D, marks=pytest.mark.gpu)
+            for case, D in itertools.product(CASES, (64, 128))
+        ),
     ],
 )
-@pytest.mark.parametrize(("name", "short"), [*((name, 1000) for name in HARD), ("near ties", 0), ("drift", 0)])
 def test_choices(name, short, device, dtype, D, monkeypatch):
     from seqarch.kernels.top1_chunk import triton as kernels
 

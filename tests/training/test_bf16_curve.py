@@ -18,10 +18,15 @@ from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import SequenceLM
 from tests.texts import prose
 
-TEXT = torch.tensor(list("\n".join(prose(60)).encode()[:200_000]))
 MIXERS = sorted(entry.name for entry in mixer_entries() if entry.package == "seqarch")
 SHELL = "RWKV7Shell"
 """It needs a core, so it has the options of its recipe."""
+
+
+@functools.cache
+def text() -> torch.Tensor:
+    """Drawn where a test runs: it takes a second."""
+    return torch.tensor(list("\n".join(prose(60)).encode()[:200_000]))
 
 
 @functools.cache
@@ -48,8 +53,8 @@ def train(lm: SequenceLM, steps: int, length: int, *, bf16: bool, device: str) -
     random = torch.Generator().manual_seed(0)
     losses = []
     for _ in range(steps):
-        starts = torch.randint(len(TEXT) - length - 1, (8,), generator=random)
-        batch = torch.stack([TEXT[start : start + length + 1] for start in starts]).to(device)
+        starts = torch.randint(len(text()) - length - 1, (8,), generator=random)
+        batch = torch.stack([text()[start : start + length + 1] for start in starts]).to(device)
         with torch.autocast(device, dtype=torch.bfloat16) if bf16 else nullcontext():
             loss = lm(batch[:, :-1], batch[:, 1:])
         optimizer.zero_grad()
