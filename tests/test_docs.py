@@ -149,6 +149,7 @@ def workplace(tmp_path, monkeypatch):
             kind.__name__ = kind.__qualname__ = f"{each}OfAnotherPage"
 
 
+@pytest.mark.commands
 @pytest.mark.no_cover
 @pytest.mark.parametrize("page", sorted({*PAGE_OF.values()}), ids=lambda page: page.name)
 def test_every_command_parses(workplace, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ POOLED = {"low", "high", "settled", "word", "verdict"}
 FAR = ("rwkv6", "rwkv5", "based", "mamba1", "window_64", "window_128")
 
 
+@pytest.mark.commands
 def test_no_page_is_stale() -> None:
     assert not [page.name for page in pages.stale()], "run `python -m benchmarks.pages`"
 
@@ -116,6 +117,7 @@ def test_orders_of_speed() -> None:
     assert all((ratio < 1) == (kernel == "Top-1 element") for (kernel, _), ratio in by_kernel.items() if ratio != 1)
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize(
     "models", [("transformer_pp", "top1_chunk"), pytest.param(("*",), marks=pytest.mark.slow)], ids=["two", "all"]
 )
@@ -142,6 +144,7 @@ def test_records_give_the_published_files(
             assert {column: made.get(column) for column in kept} == {column: row[column] for column in kept}
 
 
+@pytest.mark.commands
 def test_records_of_drafts_give_the_published_losses_and_masks_keep_their_gaps(tmp_path: Path) -> None:
     options.write(tmp_path / "masks.csv", tmp_path / "optimizers.csv")
     assert read_csv(tmp_path / "optimizers.csv") == read_csv(options.OPTIMIZERS)

@@ -11,6 +11,8 @@ from seqarch.experiment.recipes import merged_recipe
 from seqarch.mixers.based import GROUP
 from tests.cli.test_recipes import RECIPES, one_of_each_kind, without_numbers
 
+pytestmark = pytest.mark.commands
+
 STEPS, LENGTH = 8, 24
 
 

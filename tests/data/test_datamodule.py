@@ -340,6 +340,7 @@ def test_workers_outlive_signals_to_the_whole_group(shards: Path) -> None:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.commands
 def test_a_process_ends_in_the_middle_of_an_epoch(shards: Path) -> None:
     """Its workers ignore signals, but they end with it."""
     script = f"""

@@ -64,6 +64,7 @@ def comma_separated(path: Path, texts: list[str]) -> Path:
     return path
 
 
+@pytest.mark.commands
 @pytest.mark.usefixtures("small_pieces")
 def test_every_kind_gives_the_same_documents(tmp_path: Path) -> None:
     table = tmp_path / "texts.parquet"

@@ -145,6 +145,7 @@ def test_a_tokenizer_whose_ids_would_be_others_is_named(tmp_path):
         as_hugging_face(reversed_order, 100)
 
 
+@pytest.mark.commands
 def test_the_command_writes_a_run_as_a_folder_with_a_card(run_dir, tmp_path, capfd):
     out = tmp_path / "exported"
     cli.run(["export", str(run_dir), "--out", str(out)])

@@ -9,6 +9,7 @@ from seqarch.errors import UserError
 from seqarch.runs.record import read_config
 
 
+@pytest.mark.commands
 def test_a_trace_of_the_steps_and_ten_rows(fit, capsys):
     run_dir = fit(profile=2)
     (trace,) = (run_dir / "profile").iterdir()

@@ -16,6 +16,8 @@ from seqarch.experiment.experiment import Experiment
 from seqarch.runs.layout import newest_checkpoint
 from tests.conftest import MODEL, TINY, flags
 
+pytestmark = pytest.mark.commands
+
 TAG = "loss/ood/code"
 
 

@@ -23,6 +23,8 @@ from tests.conftest import MODEL, TINY, flags
 from tests.report.runs_for_tests import write_run
 from tests.training.interrupt import kill, stop_at
 
+pytestmark = pytest.mark.commands
+
 
 def full(path):
     raise OSError(errno.ENOSPC, "No space left on device")
@@ -58,7 +60,6 @@ def small_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.commands
 @pytest.mark.parametrize("command", ["fit", "report", "prepare"])
 def test_files_that_the_system_does_not_let_grow(command, shards, tmp_path, capsys, request):
     """Each command says in one line what it could not write, and leaves nothing half-written."""
@@ -123,7 +124,6 @@ def commands_that_write(shards, runs, disk, trained):
     ]
 
 
-@pytest.mark.commands
 @pytest.mark.parametrize("room", [0, 40_000])
 def test_a_disk_without_room(disk, shards, tmp_path, refused, fit, room):
     runs = [write_run(tmp_path / "written", "run")]
@@ -135,7 +135,6 @@ def test_a_disk_without_room(disk, shards, tmp_path, refused, fit, room):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-@pytest.mark.commands
 def test_a_disk_that_fills_up(disk, shards, refused):
     """The last checkpoint is whole, and the same command resumes from it once there is room."""
     args = flags(**{**TINY, **MODEL, "data.root": shards, "run_dir": disk / "run", "model.d_model": 64})
@@ -147,7 +146,6 @@ def test_a_disk_that_fills_up(disk, shards, refused):
     assert status(disk / "run") == "finished"
 
 
-@pytest.mark.commands
 def test_a_read_only_disk(disk, shards, tmp_path, refused, fit, capfd):
     """Nothing is written there, but existing files can be used."""
     shutil.copytree(fit(), disk / "run")
@@ -251,7 +249,6 @@ def test_all_processes_of_a_second_fit_are_refused(shards, tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
 
 
-@pytest.mark.commands
 @pytest.mark.parametrize("file", ["config.yaml", "evaluations/step_00000002.npz"])
 def test_what_the_first_process_cannot_write_ends_all(file, shards, tmp_path):
     """Before the first step and after it. The other process is then inside a collective operation."""

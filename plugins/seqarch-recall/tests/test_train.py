@@ -39,6 +39,7 @@ def command(out, *more, mixers=("Attention",), **changes):
     return ["recall", "mqar", "--mixer", *mixers, "--out", str(out), *flags(**changes), *more]
 
 
+@pytest.mark.commands
 def test_attention_learns_and_stops(tmp_path):
     settings = find_settings(
         "mqar", "tiny", {**QUICK, "rates": [0.01], "train": [{"n": 1024, "length": 16, "pairs": 4}], "epochs": 30}
@@ -54,6 +55,7 @@ def test_attention_learns_and_stops(tmp_path):
     assert done.scores.slices.keys() == {"2", "4"}
 
 
+@pytest.mark.commands
 def test_an_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
     settings = find_settings("mqar", "tiny", {**QUICK, "fresh": True})
     testing = settings.testing()
@@ -195,6 +197,7 @@ def test_published_points_are_found_by_their_configuration(kind, width, options,
     assert published_accuracy({**point, "settings": {"task": "mqar", "size": "tiny"}}) is None
 
 
+@pytest.mark.commands
 def test_the_command_writes_results_and_finds_them_again(tmp_path, capsys):
     mixers = ("Attention", "Mamba2")
     assert cli.main(command(tmp_path, mixers=mixers, epochs=1)) in (0, None)
@@ -219,6 +222,7 @@ def test_the_command_writes_results_and_finds_them_again(tmp_path, capsys):
     assert "epoch 1" not in capsys.readouterr().out
 
 
+@pytest.mark.commands
 def test_a_point_that_was_stopped_before_its_last_report_is_reported(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -231,6 +235,7 @@ def test_a_point_that_was_stopped_before_its_last_report_is_reported(tmp_path, m
     assert len(json.loads((tmp_path / "recall/tiny/mqar.json").read_text())["points"]) == 1
 
 
+@pytest.mark.commands
 def test_the_checkpoint_of_other_settings_is_not_continued(tmp_path, monkeypatch, capsys):
     """Nor where the file of the point, which notes the settings, was deleted or not yet written."""
     with monkeypatch.context() as patch:
