@@ -20,13 +20,13 @@ Table = list[list[str]]
 def mqar() -> Table:
     """The points of the recall exam, the smallest state first, with published accuracies."""
     points = json.loads((FOLDER / "mqar.json").read_text(encoding="utf-8"))["points"]
-    table = [["mixer", "width", "state elements", "accuracy", "epochs", "published"]]
+    table = [["mixer", "state elements", "accuracy", "epochs", "published"]]
     for point in sorted(points, key=lambda point: (point["state_elements"], point["accuracy"])):
         window = point["options"].get("window") if point["class"] == "Attention" else None
         name = f"`{point['class']}`" + (f", window {window}" if window else "")
         known = published_accuracy(point)
         epochs = str(point["epochs"]) + ("" if point["finished"] else ", stopped")
-        row = [name, str(point["width"]), f"{point['state_elements']:,}", f"{point['accuracy']:.3f}", epochs]
+        row = [name, f"{point['state_elements']:,}", f"{point['accuracy']:.3f}", epochs]
         table.append([*row, "-" if known is None else f"{known:.2f}"])
     return table
 
