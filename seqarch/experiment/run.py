@@ -65,6 +65,8 @@ class Progress(RichProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: Any) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
+        if "loss" in trainer.callback_metrics:
+            metrics["loss"] = float(trainer.callback_metrics["loss"])
         for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(callback, Throughput) and callback.tokens_per_second:
                 metrics["tokens/s"] = f"{callback.tokens_per_second:,.0f}"

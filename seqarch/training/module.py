@@ -284,7 +284,7 @@ class LanguageModel(Limited, L.LightningModule):
         if self.device.type != "cpu":  # torch.manual_seed formats a stack for each kind of device that is not there
             torch.get_device_module(self.device).manual_seed(seed)
         loss = self.loss(batch)
-        self.log("loss", loss.detach(), prog_bar=True, logger=False)
+        self.log("loss", loss.detach(), logger=False)  # Lightning reads what `prog_bar` marks in each batch
         return {"loss": loss, "added": self.built().added}
 
     def validation_step(self, batch: int, batch_idx: int) -> None:

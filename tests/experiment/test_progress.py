@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import RichProgressBar
 
 from seqarch.experiment import run
@@ -39,3 +40,15 @@ def test_a_bar_reads_the_loss_twice_a_second(made, kind):
     lines, reads = made(0.125, **{"is_terminal": False, "is_jupyter": False, kind: True})
     assert not lines
     assert reads == 10
+
+
+def test_no_training_step_waits_for_its_loss(fit, monkeypatch):
+    marked = []
+    reading = "lightning.pytorch.trainer.connectors.logger_connector.result.convert_tensors_to_scalars"
+    monkeypatch.setattr(reading, marked.append)  # Lightning does it in each batch for what is marked for its bar
+    fit(**{"trainer.max_steps": 2})
+    assert not marked
+    trainer: Any = SimpleNamespace(
+        callback_metrics={"loss": torch.tensor(2.5)}, progress_bar_metrics={}, callbacks=[], loggers=[]
+    )
+    assert run.Progress().get_metrics(trainer, None) == {"loss": 2.5}
