@@ -11,13 +11,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from seqarch.arguments import COUNT
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, sdpa
 from seqarch.kernels.flops import none
 from seqarch.kernels.launch import operator
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packages import FOUND, is_hopper
 from seqarch.kernels.packed import per_document
-from seqarch.kernels.tensors import autocast_cast, check_attention, is_tracked
+from seqarch.kernels.tensors import autocast_cast, check_attention, default_scale, is_tracked
 
 FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -63,7 +64,9 @@ def softmax_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    scale = check_attention(q, k, v, scale, cu_seqlens, window, alibi_slopes)
+    check_attention(q, k, v, cu_seqlens, alibi_slopes)
+    COUNT.check("window", window)  # with the query's own position
+    scale = default_scale(scale, q)
     if q.shape[1] == 1 and window is not None and cu_seqlens is None:
         k, v, window = k[:, -window:], v[:, -window:], None
     return SOFTMAX_ATTENTION.run(backend, q, k, v, scale, window, alibi_slopes, cu_seqlens)

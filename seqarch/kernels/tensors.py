@@ -9,7 +9,6 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 
-Given = Tensor | None
 Recurred = tuple[Tensor, Tensor]
 """What a recurrence gives: outputs `[B, T, ...]` and the final state."""
 
@@ -124,9 +123,9 @@ def check_shared(heads: int, name: str, groups: int, of: str) -> None:
 
 
 def check_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, scale: float | None, alibi_slopes: Given = None
-) -> float:
-    """Check one query per sequence with cached keys, and return the factor on the scores.
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, alibi_slopes: Tensor | None = None
+) -> None:
+    """Check one query per sequence with cached keys.
 
     Tensors are `q [B, 1, H, D]`, caches `[B, capacity, HK, D]`, `lengths [B]` int32 and `alibi_slopes [H]`. They may
     not ask for gradients.
@@ -134,18 +133,14 @@ def check_decode(
     if is_tracked(q, k_cache, v_cache):
         raise UserError("decoding has no gradient: call it under torch.no_grad(), or use the op for whole sequences")
     check_qkv(q, k_cache, v_cache, {"lengths [B] int32": lengths, "alibi_slopes [H]": alibi_slopes}, "_cache", Tq=1)
-    return default_scale(scale, q)
 
 
 def check_attention(
-    q: Tensor, k: Tensor, v: Given, scale: float | None, packed: Given, window: int | None = None, alibi: Given = None
-) -> float:
-    """Check the tensors and options of attention, and return the factor on the scores."""
-    check_qkv(q, k, v, {"alibi_slopes [H]": alibi})
-    check_packed(packed, k)
-    if window is not None and window < 1:
-        raise UserError(f"window must be at least 1 (the query's own position), not {window}")
-    return default_scale(scale, q)
+    q: Tensor, k: Tensor, v: Tensor | None, cu_seqlens: Tensor | None, alibi_slopes: Tensor | None = None
+) -> None:
+    """Check the tensors of attention: as `check_qkv`, `check_packed` and `alibi_slopes [H]`."""
+    check_qkv(q, k, v, {"alibi_slopes [H]": alibi_slopes})
+    check_packed(cu_seqlens, k)
 
 
 def default_scale(scale: float | None, q: Tensor) -> float:

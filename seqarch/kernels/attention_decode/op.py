@@ -5,7 +5,7 @@ from torch import Tensor
 
 from seqarch.kernels.blocks import expand_heads, scores
 from seqarch.kernels.op import Backend, Op, wide_heads
-from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_decode
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_decode, default_scale
 
 
 def attention_decode(
@@ -42,7 +42,8 @@ def attention_decode(
         UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.
     """
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
-    scale = check_decode(q, k_cache, v_cache, lengths, scale, alibi_slopes=alibi_slopes)
+    check_decode(q, k_cache, v_cache, lengths, alibi_slopes)
+    scale = default_scale(scale, q)
     return ATTENTION_DECODE.run(backend, q, k_cache, v_cache, lengths, scale, alibi_slopes, hard)
 
 

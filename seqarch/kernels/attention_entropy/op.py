@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seqarch.arguments import COUNT
 from seqarch.errors import UserError
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, scores
 from seqarch.kernels.op import Backend, Op
-from seqarch.kernels.tensors import autocast_cast, check_attention
+from seqarch.kernels.tensors import autocast_cast, check_attention, default_scale
 from seqarch.kernels.top1_chunk.layout import chunks_per_query
 from seqarch.kernels.top1_chunk.op import chunk_obstacle, per_query, top1_chunk_mask
 
@@ -49,7 +50,9 @@ def attention_entropy(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k = autocast_cast(q.detach(), k.detach())
-    scale = check_attention(q, k, None, scale, cu_seqlens, window, alibi_slopes)
+    check_attention(q, k, None, cu_seqlens, alibi_slopes)
+    COUNT.check("window", window)
+    scale = default_scale(scale, q)
     if (chunks is None) != (chunk_size is None):
         raise UserError("chunks and chunk_size belong together: give both or neither")
     if chunks is not None:

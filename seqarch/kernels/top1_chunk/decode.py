@@ -8,10 +8,11 @@ from torch import Tensor
 from seqarch.errors import UserError
 from seqarch.kernels.blocks import sdpa
 from seqarch.kernels.op import Backend, Op
-from seqarch.kernels.tensors import autocast_cast, check_decode
+from seqarch.kernels.tensors import autocast_cast, check_decode, default_scale
 from seqarch.kernels.top1_chunk.op import (
     CHUNK_SIZE,
     Selection,
+    check_chunk_means,
     check_selection,
     chunk_masses,
     chunk_obstacle,
@@ -45,16 +46,14 @@ def top1_chunk_decode(
         k_cache: `[B, capacity, HK, D]`, `HK` a divisor of `H`: query head h uses key head `h // (H / HK)`. The key of
             the last token is at `lengths[b] - 1`.
         v_cache: as `k_cache`.
-        lengths: `[B]` int32, tokens of each sequence, the last included: from 1 to the capacity. The kernels cannot
-            check that without waiting for the device; they read no further than the cache.
+        lengths: `[B]` int32, tokens of each sequence with the last: from 1 to the capacity. Kernels read no further.
         chunk_size: keys per chunk.
         selection: "exact" compares attention masses and reads all keys; "approx" reads `chunk_means` instead.
         scale: factor on the scores; None is `D ** -0.5`.
         chunk_means: `[B, N, HK, D]` with `N >= (capacity - 1) // chunk_size`, float32 or the dtype of the keys: mean
             keys of the chunks before the last token's own. Needed only for "approx".
         remote_chunks: chunks that a query selects; the kernels take at most 8.
-        backend: "auto", "reference" or "triton", our CUDA kernels (chunks of 16 to 256 keys, a power of two, of at most
-            64 KiB).
+        backend: "auto", "reference" or "triton" (chunks of 16 to 256 keys, a power of two, of at most 64 KiB).
 
     Returns:
         `[B, 1, H, D]` in the dtype of `q`, or of autocast if it is on.
@@ -63,11 +62,12 @@ def top1_chunk_decode(
         UserError: shapes, dtypes or options that do not fit together, or tensors that ask for gradients.
     """
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
-    scale = check_decode(q, k_cache, v_cache, lengths, scale)
+    check_decode(q, k_cache, v_cache, lengths)
+    check_selection(chunk_size, selection, remote_chunks)
     if selection == "approx" and chunk_means is None:
         raise UserError("selection='approx' needs chunk_means, the stored mean keys of the complete chunks")
-    check_selection(k_cache, chunk_size, selection, remote_chunks, chunk_means)
-    options = chunk_size, scale, chunk_means, remote_chunks  # with mean keys the selection is "approx"
+    check_chunk_means(chunk_means, k_cache, chunk_size, selection)
+    options = chunk_size, default_scale(scale, q), chunk_means, remote_chunks  # chunk_means say that it is "approx"
     return TOP1_CHUNK_DECODE.run(backend, q, k_cache, v_cache, lengths, *options)
 
 

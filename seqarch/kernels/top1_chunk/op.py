@@ -10,7 +10,7 @@ from seqarch.errors import UserError, unknown
 from seqarch.kernels.blocks import over_query_blocks, positions, scores, sdpa
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packed import per_document
-from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_attention, check_shapes
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_attention, check_shapes, default_scale
 from seqarch.kernels.top1_chunk.layout import chunks_per_query
 
 Selection = Literal["exact", "approx"]
@@ -44,8 +44,7 @@ def select_chunks(
 
     Equal masses go to the lowest index. The queries are the last Tq of the Tk positions. No gradient.
 
-    With `remote_chunks` above 1, a query chooses that many chunks of largest mass. The paper does not have this. MoBA
-    (arXiv 2502.13189) does it by mean keys.
+    With `remote_chunks` above 1, a query chooses more chunks, as in MoBA (arXiv 2502.13189). The paper has one.
 
     Args:
         q: `[B, Tq, H, D]`; each query head selects for itself.
@@ -69,8 +68,10 @@ def select_chunks(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k = autocast_cast(q.detach(), k.detach())
-    scale = check_attention(q, k, None, scale, cu_seqlens)
-    check_selection(k, chunk_size, selection, remote_chunks, chunk_means, cu_seqlens)
+    check_attention(q, k, None, cu_seqlens)
+    check_selection(chunk_size, selection, remote_chunks)
+    check_chunk_means(chunk_means, k, chunk_size, selection, cu_seqlens)
+    scale = default_scale(scale, q)
     return SELECT_CHUNKS.run(backend, q, k, chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks)
 
 
@@ -116,26 +117,32 @@ def top1_chunk_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    scale = check_attention(q, k, v, scale, cu_seqlens)
-    check_selection(k, chunk_size, selection, remote_chunks, chunk_means, cu_seqlens)
+    check_attention(q, k, v, cu_seqlens)
+    check_selection(chunk_size, selection, remote_chunks)
+    check_chunk_means(chunk_means, k, chunk_size, selection, cu_seqlens)
+    scale = default_scale(scale, q)
     select = "auto" if backend == "flex" else backend
     options = chunk_size, selection, scale, chunk_means, cu_seqlens, remote_chunks
     chunks = SELECT_CHUNKS.run(select, q.detach(), k.detach(), *options) if chunks is None else per_query(chunks, q)
     return TOP1_CHUNK_ATTENTION.run(backend, q, k, v, chunks, chunk_size, scale, cu_seqlens)
 
 
-def check_selection(
-    k: Tensor, chunk_size: int, selection: str, remote_chunks: int, means: Tensor | None, packed: Tensor | None = None
-) -> None:
-    """Refuse an unknown selection, and mean keys that it does not use or that lack a chunk before the last key's."""
+def check_selection(chunk_size: int, selection: str, remote_chunks: int) -> None:
+    """Refuse anything but counts from 1 and a known selection."""
     if selection not in ("exact", "approx"):
         raise unknown("selection", selection, ("exact", "approx"))
     for name, count in (("chunk_size", chunk_size), ("remote_chunks", remote_chunks)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise UserError(f"{name} must be a whole number of at least 1, not {count!r}")
-    if means is not None and (selection != "approx" or packed is not None):
+
+
+def check_chunk_means(
+    chunk_means: Tensor | None, k: Tensor, chunk_size: int, selection: str, cu_seqlens: Tensor | None = None
+) -> None:
+    """Refuse mean keys that the selection does not use, or that lack a chunk before the last key's."""
+    if chunk_means is not None and (selection != "approx" or cu_seqlens is not None):
         raise UserError("chunk_means serves only selection='approx' without cu_seqlens: leave it out here")
-    keys = {"keys [B, Tk, HK, D]": k, "chunk_means [B, N, HK, D] float": means}
+    keys = {"k [B, Tk, HK, D]": k, "chunk_means [B, N, HK, D] float": chunk_means}
     check_shapes(keys, {"B": 0, "N": (k.shape[1] - 1) // chunk_size})
 
 

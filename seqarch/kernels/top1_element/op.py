@@ -5,7 +5,7 @@ from torch import Tensor
 
 from seqarch.kernels.blocks import causal_mask, expand_heads, over_query_blocks, positions, scores
 from seqarch.kernels.op import Backend, Op, wide_heads
-from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_attention
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_attention, default_scale
 
 
 def top1_element_attention(
@@ -38,7 +38,8 @@ def top1_element_attention(
         UserError: shapes, dtypes or options that do not fit together.
     """
     q, k, v = autocast_cast(q, k, v)
-    return TOP1_ELEMENT_ATTENTION.run(backend, q, k, v, check_attention(q, k, v, scale, cu_seqlens), cu_seqlens)
+    check_attention(q, k, v, cu_seqlens)
+    return TOP1_ELEMENT_ATTENTION.run(backend, q, k, v, default_scale(scale, q), cu_seqlens)
 
 
 def top1_element_attention_reference(
