@@ -3,7 +3,7 @@
 import functools
 import pickle
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -217,21 +217,27 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
         saved: the state in a checkpoint.
         optimizer: a new one, with the parameters of the model.
     """
-    damaged = "the checkpoint's state of the optimizer is of another class or damaged: it does not fit"
-    counts = [[len(group["params"]) for group in groups] for groups in (saved["param_groups"], optimizer.param_groups)]
-    fits = counts[0] == counts[1]
-    for options, group in zip(saved["param_groups"], optimizer.param_groups, strict=False):
+    if unfit := next(_misfits(saved, optimizer), None):
+        damaged = "the checkpoint's state of the optimizer is of another class or damaged"
+        raise UserError(f"{damaged}: it does not fit {unfit}")
+
+
+def _misfits(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    """What the state of an optimizer does not fit."""
+    both = saved["param_groups"], optimizer.param_groups
+    sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in both)
+    if sizes != own_sizes:
+        yield "the parameters"
+    for options, group in zip(*both, strict=True):
         for name in options.keys() - {"params", *FOLLOWED}:
             if name not in group or options[name] != group[name]:
-                raise UserError(f"{damaged} the recipe, whose optimizer has not {one_line(name)} {options[name]}")
+                yield f"the recipe, whose optimizer has not {one_line(name)} {options[name]}"
         wanted: dict[Any, Any] = {}
-        for key, parameter in zip(options["params"], group["params"], strict=False):
+        for key, parameter in zip(options["params"], group["params"], strict=True):
             kind = parameter.shape, parameter.dtype
             wanted[kind] = wanted.get(kind) or state_after_step(optimizer, group, torch.zeros(kind[0], dtype=kind[1]))
-            state = saved["state"].get(key, wanted[kind])
-            fits &= _form(state, parameter) == _form(wanted[kind], parameter)
-    if not fits:
-        raise UserError(f"{damaged} the parameters")
+            if _form(saved["state"].get(key, wanted[kind]), parameter) != _form(wanted[kind], parameter):
+                yield "the parameters"
 
 
 def _form(state: Mapping[str, Any], parameter: Tensor) -> dict[str, Any]:

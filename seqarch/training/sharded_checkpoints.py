@@ -1,6 +1,7 @@
 """How processes that share a model save it as a folder, each its own part, and read such a folder."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from seqarch.errors import UserError, one_line
+from seqarch.errors import UserError, one_line, refused
 from seqarch.runs.files import remove
 from seqarch.runs.layout import is_sharded
 from seqarch.training.integrity import damaged
@@ -136,14 +137,10 @@ class ShardedCheckpoints(ModelParallelStrategy):
         set_model_state_dict(module, content.pop("state_dict"), options=options)
         names = {parameter: name for name, parameter in module.named_parameters()}
         for optimizer, state in zip(self.optimizers, content["optimizer_states"], strict=False):  # none evaluates
-            found = [len(group["params"]) for group in state["param_groups"]]
-            if found != [len(group["params"]) for group in optimizer.param_groups]:
-                raise UserError(f"{path}: the state of the optimizer does not fit the parameters")
-            numbers, own = (
-                [each for group in groups for each in group["params"]]
-                for groups in (state["param_groups"], optimizer.param_groups)
-            )
-            named = {number: names[parameter] for number, parameter in zip(numbers, own, strict=True)}
+            pairs = zip(state["param_groups"], optimizer.param_groups, strict=True)
+            with refused(f"{path}: the state of the optimizer does not fit the parameters", ValueError):
+                params = [zip(saved["params"], own["params"], strict=True) for saved, own in pairs]
+                named = {number: names[parameter] for number, parameter in itertools.chain(*params)}
             groups = [{**group, "params": [named[each] for each in group["params"]]} for group in state["param_groups"]]
             by_name = {named[number]: values for number, values in state["state"].items()}
             set_optimizer_state_dict(module, optimizer, {"state": by_name, "param_groups": groups}, options=options)
@@ -196,7 +193,8 @@ def _check_fits(folder: Folder, tensors: dict[str, Tensor], states: Sequence[Any
     saved = {name: (folder.shape(name), folder.tensors[name][0].dtype) for name in read}
     wanted = {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()}
     if wrong := sorted(name for name in saved.keys() | wanted.keys() if saved.get(name) != wanted.get(name)):
-        other = f"{one_line(wrong[0])[:80]} is {saved.get(wrong[0], ('missing',))[0]}"
+        found, own = saved.get(wrong[0], ("missing",))[0], wanted.get(wrong[0], ("none",))[0]
+        other = f"{one_line(wrong[0])[:80]} is {found}, not {own}"
         raise UserError(f"{folder.path} holds another model or optimizer ({other}): use the config.yaml of its own run")
     for state, groups in zip(states, folder.optimizers, strict=False):
         both: Any = groups, state["param_groups"]
