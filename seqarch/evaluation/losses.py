@@ -194,7 +194,14 @@ def loss_metrics(sets: Sequence[HoldOut | EvaluationSet], losses: Sequence[float
 
 
 def check_causal(scorer: Scorer, row: Tensor) -> None:
-    """Raise `UserError` if later tokens change earlier losses: such losses say nothing about a model.
+    """Raise `UserError` if later tokens change earlier losses: such losses say nothing about a model."""
+    if (leak := leak_of_later_tokens(scorer, row)) > LEAST_LEAK:
+        by = f"{leak:.2g} nats per token; seqarch.testing.MixerSuite finds the mixer"
+        raise UserError(f"the model is not causal: later tokens change its losses by {by}")
+
+
+def leak_of_later_tokens(scorer: Scorer, row: Tensor) -> float:
+    """Mean change of the loss of a token, in nats, where tokens after it are replaced.
 
     The row is read many times. Each time its tokens from another place on are replaced, and the loss of the token
     before this place must stay.
@@ -210,5 +217,4 @@ def check_causal(scorer: Scorer, row: Tensor) -> None:
     with scorer.evaluating():
         passes = [scorer.lm(tokens[:, :-1], targets, reduction="none") for tokens in batches]
     losses = torch.cat(passes).double().cpu()
-    if (leak := float((losses - losses[0]).gather(1, cuts - 1).abs().mean())) > LEAST_LEAK:
-        raise UserError(f"the model is not causal: later tokens change its losses by {leak:.2g} nats per token")
+    return float((losses - losses[0]).gather(1, cuts - 1).abs().mean())
