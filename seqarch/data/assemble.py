@@ -48,7 +48,8 @@ def check_new(folder: Path) -> None:
 def check_inputs(folder: Path, job: Manifest) -> None:
     """Refuse a domain that was prepared from other inputs than those of `job`."""
     if is_domain(folder) and (differing := differing_inputs(Domain(folder).manifest, job)):
-        raise UserError(f"{folder} was prepared from other inputs ({', '.join(differing)} differ): remove it first")
+        wrong = f"{folder} was prepared from other inputs ({', '.join(differing)} differ)"
+        raise UserError(f"{wrong}: choose another domain name or --out, or remove it")
 
 
 def check_domain(domain: str) -> None:
@@ -139,9 +140,10 @@ def _with_counts(manifest: Manifest, left_out: np.ndarray) -> Manifest:
 def _check_splits(manifest: Manifest) -> None:
     shares = {"train": 1 - manifest.holdout, "holdout": manifest.holdout}
     if empty := [split for split in SPLITS if shares[split] > 0 and not manifest.splits[split].documents]:
-        lost = f"{manifest.empty_documents} empty, {manifest.short_documents + manifest.long_documents} by length"
-        more = "give more documents (a text file is one, a line of JSONL too), or another --holdout"
-        raise UserError(f"no document in {empty[0]} of {manifest.domain} (left out: {lost}): {more}")
+        left_out = f"{manifest.empty_documents} empty, {manifest.short_documents + manifest.long_documents} by length"
+        found = f"{sum(manifest.splits[split].documents for split in SPLITS)} documents, left out: {left_out}"
+        more = f"give more (a text file is one, as a line of JSONL is), or another --holdout than {manifest.holdout:g}"
+        raise UserError(f"no document in {empty[0]} of {manifest.domain} ({found}): {more}")
 
 
 def publish(folder: Path, manifest: Manifest) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.data.verified import sha256_of
-from seqarch.errors import UserError, absent, check_known, refused
-from seqarch.runs.files import read_json
+from seqarch.errors import UserError, check_known, refused
+from seqarch.runs.files import check_file, read_json
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 """The kinds of files that hold rows of tasks."""
@@ -46,8 +46,8 @@ def find_files(names: Sequence[str | Path], subset: str | None = None, split: st
 def _check(path: Path) -> None:
     if not path.name.endswith(READ):
         raise UserError(f"{path}: cannot read this kind of file; its name must end with {', '.join(READ)}")
-    if not is_hub(path) and not path.is_file():
-        raise absent("file", path)
+    if not is_hub(path):
+        check_file(path)
     if not is_hub(path) and path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty")
 

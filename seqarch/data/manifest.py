@@ -27,7 +27,8 @@ def check_name(domain: str) -> None:
             has more than 100 characters, or is "mean".
     """
     if len(domain) > 100 or not NAME.fullmatch(domain):
-        raise UserError(f"'{domain[:100]}' is not a domain name: use up to 100 letters, digits, '_', '-' and '.'")
+        expected = "use at most 100 letters, digits, '_', '-' and '.', a letter or digit first"
+        raise UserError(f"'{domain[:100]}' is not a domain name: {expected}")
     if domain == MEAN:
         raise UserError(f"'{domain}' is the mean of domains in tables and figures: choose another domain name")
 

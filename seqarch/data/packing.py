@@ -110,8 +110,7 @@ class WholeDocuments(DocumentSequences):
         return pieces[np.argsort(places, kind="stable")], np.bincount(places)
 
     def __getitem__(self, index: int) -> Tensor:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
+        index = range(len(self))[index]  # an `IndexError` beyond the end
         row = torch.full((self.length,), self.domain.tokenizer.eos_id)
         shard, at = self._shard(index), 0
         for start, stop in self.ranges(index):

@@ -218,8 +218,8 @@ class Preparation:
             finish_adding(folder, work)
             before = Domain(folder)
             tokenizer = before.tokenizer if self.tokenizer is None else self._tokenizer()
-            if tokenizer.name != before.manifest.tokenizer:
-                raise UserError(f"{folder} has another tokenizer than {tokenizer.name}: leave out --tokenizer")
+            if tokenizer.name != (known := before.manifest.tokenizer):
+                raise UserError(f"{folder} has the tokenizer {known}, not {tokenizer.name}: leave out --tokenizer")
             job = dataclasses.replace(self._job(tokenizer, _describe(files)), holdout=before.manifest.holdout)
             there = {source.sha256 for source in before.manifest.sources}
             again = [source.file for source in job.sources if source.sha256 in there]

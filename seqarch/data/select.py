@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seqarch.errors import UserError
+from seqarch.runs.files import kind_of_json
 
 COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge, "<=": operator.le, "!=": operator.ne, "=": operator.eq, ">": operator.gt, "<": operator.lt
@@ -74,7 +75,7 @@ class Select:
         for field, flag in self.flags.items():
             name = field if field in names else field.partition(".")[0]
             if name not in names:
-                raise UserError(f"{where}: no column '{name}' of {', '.join(names)}: {_advice(flag, names)}")
+                raise UserError(f"{where}: no column '{name}', only {', '.join(names)}: {_advice(flag, names)}")
             check_columns(where, names, [name])
             found.append(name)
         return list(dict.fromkeys(found))
@@ -93,7 +94,7 @@ class Select:
     def _text(self, record: Mapping[str, Any], field: str, where: str) -> str:
         text = self._value(record, field, where)
         if not isinstance(text, str):
-            raise UserError(f"{where}: field '{field}' holds {kind_of(text)}, not text")
+            raise UserError(f"{where}: field '{field}' holds {kind_of_json(text)}, not text")
         return text
 
     def _value(self, record: Mapping[str, Any], field: str, where: str) -> Any:
@@ -103,7 +104,7 @@ class Select:
         for part in field.split("."):
             if not isinstance(here, Mapping) or part not in here:
                 advice = _advice(self.flags[field], [name for name, value in record.items() if isinstance(value, str)])
-                raise UserError(f"{where}: no field '{field}' of {', '.join(record) or 'no fields'}: {advice}")
+                raise UserError(f"{where}: has no field '{field}', only {', '.join(record) or 'none'}: {advice}")
             here = here[part]
         return here
 
@@ -117,9 +118,3 @@ def check_columns(where: object, names: Sequence[str], read: Sequence[str]) -> N
     """Refuse a table with several columns of a name that is read."""
     if twin := next((name for name in read if names.count(name) > 1), None):
         raise UserError(f"{where}: {names.count(twin)} columns are called '{twin}': leave one, or rename the others")
-
-
-def kind_of(value: Any) -> str:
-    """How JSON calls the type of a value."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
-    return names.get(type(value), "a number")

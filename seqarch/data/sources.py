@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqarch.data.files import open_source, source_bytes
-from seqarch.data.select import Select, kind_of
-from seqarch.errors import UserError, refused
-from seqarch.runs.files import parse_json
+from seqarch.data.select import Select
+from seqarch.errors import refused
+from seqarch.runs.files import parse_object
 
 PIECE_BYTES = 8 << 20
 """Text in a piece, about."""
@@ -108,7 +108,6 @@ def _cut_parquet(path: Path, select: Select) -> Iterator[Found]:
 
     with _readable(path), open_source(path) as raw, pq.ParquetFile(raw) as table:
         columns = select.columns(table.schema_arrow.names, path)
-        _check_text(table.schema_arrow, select, path)
         inside = [
             i for i, each in enumerate(table.schema) if each.path.split(".")[0] in columns or each.path in columns
         ]
@@ -143,19 +142,8 @@ def _cut_arrow(path: Path, select: Select) -> Iterator[Found]:
         raw.seek(0)
         opened: Any = pa.ipc.open_file(raw) if magic == b"ARROW1" else pa.ipc.open_stream(raw)
         columns = select.columns(opened.schema.names, path)
-        _check_text(opened.schema, select, path)
         batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if magic == b"ARROW1" else opened
         yield from _rows((batch.select(columns) for batch in batches), None, source_bytes(path))
-
-
-def _check_text(schema: Any, select: Select, path: Path) -> None:
-    """Refuse a column of something other than text as that of the texts."""
-    import pyarrow as pa
-
-    if select.text_field in schema.names:
-        kind = schema.field(select.text_field).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise UserError(f"{path}: column '{select.text_field}' holds {kind}, not text")
 
 
 def _rows(batches: Any, n_rows: int | None, n_bytes: int) -> Iterator[Found]:
@@ -190,7 +178,7 @@ def _records(piece: Piece, select: Select) -> Iterator[tuple[int, Path, int, dic
         for line in range(piece.first_line, piece.first_line + len(content)):
             yield piece.file, first, line, content.pop()  # no row stays in memory after its turn
     elif piece.content:
-        for line, record in json_objects(piece, select.text_field):
+        for line, record in json_objects(piece):
             yield piece.file, first, line, record
     else:
         for file, path in enumerate(piece.paths, piece.file):
@@ -199,13 +187,10 @@ def _records(piece: Piece, select: Select) -> Iterator[tuple[int, Path, int, dic
             yield file, path, 1, {select.text_field: text}
 
 
-def json_objects(piece: Piece, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, object) of each line of a piece of JSONL that is not blank; `field` is one that an object should have."""
     assert isinstance(piece.content, bytes)
     path = piece.paths[0]
     for line, raw in enumerate(piece.content.split(b"\n"), piece.first_line):
         if raw.strip():
-            record = parse_json(raw, path, line)
-            if not isinstance(record, dict):
-                raise UserError(f'{path}:{line}: expected an object, {{"{field}": "..."}}, not {kind_of(record)}')
-            yield line, record
+            yield line, parse_object(raw, path, line)

@@ -51,7 +51,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             names = pyarrow.parquet.read_schema(path).names
             check_columns(path, names, names)
             return pyarrow.parquet.read_table(path).to_pylist()
-    return [row for piece in cut([path], Select("")) for _, row in json_objects(piece, "FIELD")]
+    return [row for piece in cut([path], Select("")) for _, row in json_objects(piece)]
 
 
 def hub_command(name: str, data_set: str, config: str | None, split: str) -> str:

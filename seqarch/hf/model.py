@@ -140,7 +140,7 @@ class SeqarchForCausalLM(PreTrainedModel, GenerationMixin):
     @can_return_tuple
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
-        input_ids: Tensor | None = None,
+        input_ids: Tensor,
         attention_mask: Tensor | None = None,
         cache: StateCache | None = None,
         past_key_values: StateCache | None = None,
@@ -168,8 +168,6 @@ class SeqarchForCausalLM(PreTrainedModel, GenerationMixin):
         for name, value in options.items():
             if name not in READ and value is not None and value is not False:
                 raise UserError(f"models of seqarch take no {name}: leave it out")
-        if input_ids is None:
-            raise UserError("models of seqarch read input_ids: give token ids")
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache:
             cache = StateCache(self.lm, self.config.max_position_embeddings)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.errors import UserError
+from seqarch.errors import check_known
 
 VARIABLE = "SEQARCH_FLA_TUNING"
 """Environment variable: "full" lets fla choose among all of its settings."""
@@ -64,8 +64,7 @@ def fla_module(module: str, spread: int | None = SPREAD) -> Any:
         UserError: the environment variable is set to something else than "few" or "full".
     """
     chosen = os.environ.get(VARIABLE, "few")
-    if chosen not in ("few", "full"):
-        raise UserError(f"{VARIABLE} must be few or full, not {chosen}")
+    check_known(f"{VARIABLE} in the environment", chosen, ("few", "full"))
     few = chosen == "few" and _is_hopper()
     with few_settings(spread) if few else contextlib.nullcontext():
         return importlib.import_module(module)

@@ -199,7 +199,8 @@ class Run:
         steps = reduce(np.intersect1d, finite) if len(chosen) == len(wanted) > 1 else np.empty(0, dtype=np.int64)
         if not len(steps):
             so_far = f"{self.steps} of {self.facts.get('max_steps', '?')} steps and no complete evaluation"
-            raise UserError(f"'{self.name}' ({self.folder}) has {so_far}: wait for one, or measure more by ood_loss")
+            more = "wait for one, or evaluate more often (ood_loss.every_n_steps)"
+            raise UserError(f"'{self.name}' ({self.folder}) has {so_far}: {more}")
         rows = [np.searchsorted(curve.step, steps) for curve in chosen]
         values = [curve.value[row] for curve, row in zip(chosen, rows, strict=True)]
         return Evaluations(

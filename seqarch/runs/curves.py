@@ -97,7 +97,7 @@ def _curves(path: Path, noted: Any) -> tuple[Curves, int, int]:
         if "tokens" not in row:
             continue
         if not row["step"] > step or row["tokens"] < tokens:
-            raise UserError(f"{path}:{line}: steps must rise and tokens must not fall, unlike after step {step:.0f}")
+            raise UserError(f"{path}:{line}: expected a step above {step:.0f} and at least {tokens:.0f} tokens")
         step, tokens = row.pop("step"), row.pop("tokens")
         for tag, value in row.items():
             logged[tag].append((step, tokens, value))

@@ -160,10 +160,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it is not JSON, or not an object.
     """
-    content = parse_json(read_text(path), path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected an object")
-    return content
+    return parse_object(read_text(path), path)
 
 
 def read_arrays(path: Path, only: Collection[str] | None = None) -> "dict[str, np.ndarray]":
@@ -230,6 +227,20 @@ def parse_json(text: str | bytes, path: Path, line: int = 1) -> Any:
     except (ValueError, RecursionError) as error:  # also text that is not Unicode, or a number with too many digits
         line += getattr(error, "lineno", 1) - 1
         raise UserError(f"{path}:{line}: is not JSON ({one_line(error)[:200]})") from None
+
+
+def parse_object(text: str | bytes, path: Path, line: int = 1) -> dict[str, Any]:
+    """The object that JSON text holds; arguments and errors as `parse_json`, and `UserError` for any other value."""
+    content = parse_json(text, path, line)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}:{line}: expected an object, {{...}}, not {kind_of_json(content)}")
+    return content
+
+
+def kind_of_json(value: Any) -> str:
+    """How JSON calls the type of a value, or Python if JSON has no such values."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
+    return {**names, int: "a number", float: "a number"}.get(type(value), type(value).__name__)
 
 
 def sync(path: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from seqarch.errors import UserError, one_line, refused
-from seqarch.runs.files import atomic, check_file, parse_json
+from seqarch.runs.files import atomic, check_file, parse_object
 
 SUFFIX = ".safetensors"
 HEAD, EMBEDDING = "lm.head.weight", "lm.embedding.weight"
@@ -76,9 +76,7 @@ def read_weights(path: str | Path) -> dict[str, Any]:
     found, weights = read_safetensors(path)
     if _KEY not in found:
         raise UserError(f"{path} was not written by seqarch: `seqarch import` reads the folder of another model")
-    content = parse_json(found[_KEY], path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is not a checkpoint of seqarch: its metadata is not an object")
+    content = parse_object(found[_KEY], path)
     files = {name.removeprefix(FILES): weights.pop(name) for name in list(weights) if name.startswith(FILES)}
     if files and isinstance(content.get("seqarch"), dict):
         content["seqarch"]["tokenizer_files"] = files

@@ -11,7 +11,6 @@ from seqarch import cli
 from seqarch.bench import kernels
 from seqarch.bench.kernels import COLUMNS, STEPS, Step, bench_kernels, line
 from seqarch.bench.rows import Table, versions
-from seqarch.errors import UserError
 
 ROW = {"name": "exact fwd+bwd", "B": 1, "T": 102400, "H": 12, "D": 64, "p20": 10.1, "p50": 10.4, "p80": 10.9}
 
@@ -79,15 +78,10 @@ def test_rows_are_written_as_they_come_in_the_order_of_the_steps(tmp_path, monke
     assert "exact fwd+bwd" in capsys.readouterr().out
 
 
-def test_csv_in_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UserError, match="cannot be written here: name a file in a folder that is there"):
-        Table(COLUMNS, tmp_path / "nowhere" / "rows.csv")
-
-
-def test_csv_that_cannot_be_written_is_refused_before_a_row_takes_its_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)  # root may write anywhere
-    with pytest.raises(UserError, match="cannot be written here: name a file in a folder"):
-        Table(COLUMNS, tmp_path / "rows.csv")
+def test_csv_that_cannot_be_written_is_refused_before_a_row_takes_its_time(tmp_path):
+    for place in (tmp_path, tmp_path / "nowhere" / "rows.csv"):
+        with pytest.raises(OSError, match=str(place)):
+            Table(COLUMNS, place)
 
 
 def test_a_line_holds_shape_time_and_ratio():

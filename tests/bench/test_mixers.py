@@ -74,8 +74,8 @@ def test_a_recipe_is_timed_in_a_process_of_its_own(tmp_path, capsys, monkeypatch
         (["quickstart", "--against=fla", "--model.d_model=8"], "--model has no effect with --against: leave it out"),
         (["quickstart", "--against=fla", "--documents=8"], "--documents has no effect with --against: leave it out"),
         (["quickstart", "--stps=3"], "unknown option --stps: did you mean --steps?"),
-        (["quickstart", "--csv=nowhere/rows.csv"], "--csv nowhere/rows.csv cannot be written here"),
-        (["quickstart", "--csv=."], "--csv . cannot be written here: name a file"),
+        (["quickstart", "--csv=nowhere/rows.csv"], "nowhere/rows.csv: No such file or directory; choose another place"),
+        (["quickstart", "--csv=."], ".: Is a directory; choose another place"),
     ],
 )
 def test_wrong_command_lines_are_one_line(capsys, args, said):

@@ -31,13 +31,13 @@ GOOD = line(text="good")
     [
         ("a.jsonl", GOOD + b'{"text": \n', r"a\.jsonl:2: is not JSON .*column"),
         ("a.jsonl", GOOD + GOOD + b"[1]\n", r"a\.jsonl:3: expected an object, .* not a list"),
-        ("a.jsonl", GOOD + line(body="x", id=1), r"a\.jsonl:2: no field 'text' of body, id"),
+        ("a.jsonl", GOOD + line(body="x", id=1), r"a\.jsonl:2: has no field 'text', only body, id: "),
         ("a.jsonl", line(text=7), r"a\.jsonl:1: field 'text' holds a number, not text"),
         ("a.jsonl", line(text=None), r"a\.jsonl:1: field 'text' holds null, not text"),
         ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', r"a\.jsonl:2: is not JSON"),
         ("a.jsonl", GOOD + b'{"text": "\xff"}\n', r"a\.jsonl:2: is not JSON"),
         ("a.jsonl", b"", r"a\.jsonl: the file is empty"),
-        ("a.jsonl", b"\n\n", "no document in train of web"),
+        ("a.jsonl", b"\n\n", "no document in train of web .0 documents, left out: 0 empty"),
         ("a.jsonl", line(text=""), "left out: 1 empty, 0 by length"),
         ("a.jsonl.zst", GOOD, r"a\.jsonl\.zst: cannot be read"),
         ("a.jsonl.zst", zstd(GOOD * 99)[:-4], r"a\.jsonl\.zst: cannot be read whole as the kind of file"),
@@ -70,8 +70,8 @@ def test_parquet_with_two_columns_of_one_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"body": ["x"]}, "no column 'text' of body"),
-        ({"text": [1]}, "column 'text' holds int64, not text"),
+        ({"body": ["x"]}, "no column 'text', only body: add --text_field body"),
+        ({"text": [1]}, r"a\.parquet:1: field 'text' holds a number, not text"),
         ({"text": ["x", None]}, r"a\.parquet:2: field 'text' holds null, not text"),
     ],
 )
@@ -119,9 +119,9 @@ def test_the_first_wrong_line_is_named_by_workers_too(jsonl: Write, tmp_path: Pa
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens must be at most max_tokens, not 9 with 8"),
         ({"workers": 0}, "workers must be at least 1"),
         ({"files": []}, "no files"),
-        ({"holdout": 1e-9}, "no document in holdout of web"),
-        ({"holdout": 1 - 1e-9}, "no document in train of web"),
-        ({"text_field": "body"}, r"texts\.jsonl:1: no field 'body' of text"),
+        ({"holdout": 1e-9}, "no document in holdout of web .20 documents, .* another --holdout than 1e-09"),
+        ({"holdout": 1 - 1e-9}, "no document in train of web .20 documents, "),
+        ({"text_field": "body"}, r"texts\.jsonl:1: has no field 'body', only text: "),
     ],
 )
 def test_wrong_options(jsonl: Write, tmp_path: Path, options: dict, message: str) -> None:
@@ -132,7 +132,7 @@ def test_wrong_options(jsonl: Write, tmp_path: Path, options: dict, message: str
 
 def test_one_document_cannot_be_held_out_and_trained_on(tmp_path: Path) -> None:
     (tmp_path / "all.txt").write_text("one long text")
-    with pytest.raises(UserError, match=r"no document in .*: give more documents \(a text file is one"):
+    with pytest.raises(UserError, match=r"no document in .*1 documents, .*: give more \(a text file is one"):
         prepare([tmp_path / "all.txt"], tmp_path / "out", "web", "byte")
 
 
@@ -185,5 +185,7 @@ def test_numbers_and_brackets_that_python_cannot_read(jsonl: Write, tmp_path: Pa
 
 
 def test_a_long_domain_name(jsonl: Write, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^'a{100}' is not a domain name: use up to 100 letters"):
+    with pytest.raises(
+        UserError, match=r"^'a{100}' is not a domain name: use at most 100 letters, .* a letter or digit first"
+    ):
         prepare([jsonl(["a"])], tmp_path / "out", "a" * 300, "byte")

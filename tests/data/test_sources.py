@@ -230,7 +230,9 @@ def test_a_field_names_the_domain(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "all").iterdir()} == set(names)
     before = contents(tmp_path / "all")
     assert Preparation(out=tmp_path / "all", domain_field=field, **inputs).run() == made
-    with pytest.raises(UserError, match=r"was prepared from other inputs \(holdout differ\): remove it"):
+    with pytest.raises(
+        UserError, match=r"was prepared from other inputs \(holdout differ\): choose another domain name"
+    ):
         Preparation(out=tmp_path / "all", domain_field=field, **{**inputs, "holdout": 0.1}).run()
     shutil.rmtree(tmp_path / "all" / ".work")
     assert contents(tmp_path / "all") == before
@@ -337,9 +339,9 @@ def test_an_interrupted_addition_is_finished(
         ({"domain_field": "meta.set"}, "name the domain with --domain, or the field that"),
         ({"where": ["score"]}, "--where score is not a condition such as int_score>=4, with one of >=, <=, !="),
         *[({"where": [f"id{sign}4"]}, f"{sign}4 is not a condition") for sign in ("==", "!==", "=>", ">==", "<>")],
-        ({"where": ["score>1"]}, r"a\.jsonl:1: no field 'score' of content, id: name one with --where"),
-        ({}, r"a\.jsonl:1: no field 'text' of content, id: add --text_field content$"),
-        ({"text_field": "id.x"}, r"a\.jsonl:1: no field 'id\.x' of content, id: add --text_field cont"),
+        ({"where": ["score>1"]}, r"a\.jsonl:1: has no field 'score', only content, id: name one with --where"),
+        ({}, r"a\.jsonl:1: has no field 'text', only content, id: add --text_field content$"),
+        ({"text_field": "id.x"}, r"a\.jsonl:1: has no field 'id\.x', only content, id: add --text_field cont"),
         ({"domain": None, "domain_field": "id", "text_field": "content"}, "field 'id' holds a number, not text"),
         ({"domain": None, "domain_field": "content", "text_field": "content"}, "'a text' is not a domain name"),
         ({"part": "3/2"}, "--part 3/2 is not a part: give I/N with I from 1 to N, such as 2/8"),
@@ -373,17 +375,17 @@ def test_wrong_inputs_leave_nothing(tmp_path: Path, options: dict[str, Any], sai
 
 def test_a_column_that_is_missing_is_named_with_its_flag(tmp_path: Path) -> None:
     pq.write_table(pa.table({"content": ["a text"]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"no column 'text' of content: add --text_field content$"):
+    with pytest.raises(UserError, match=r"no column 'text', only content: add --text_field content$"):
         prepare([tmp_path / "a.parquet"], tmp_path, "web", "byte")
     comma_separated(tmp_path / "a.csv", TEXTS)
-    with pytest.raises(UserError, match=r"no column 'set' of id, text: name one with --domain_field$"):
+    with pytest.raises(UserError, match=r"no column 'set', only id, text: name one with --domain_field$"):
         Preparation([tmp_path / "a.csv"], tmp_path, domain_field="set.name", tokenizer="byte").run()
 
 
 def test_another_tokenizer_cannot_be_added(jsonl: Write, tmp_path: Path) -> None:
     prepare([jsonl(TEXTS)], tmp_path, "web", "byte", holdout=0)
     before = contents(tmp_path / "web")
-    with pytest.raises(UserError, match="web has another tokenizer than mixtral: leave out --tokenizer"):
+    with pytest.raises(UserError, match="web has the tokenizer byte, not mixtral: leave out --tokenizer"):
         Preparation([jsonl(TEXTS, "b.jsonl")], tmp_path, "web", "mixtral", append=True).run()
     shutil.rmtree(tmp_path / "web/.work")
     assert contents(tmp_path / "web") == before

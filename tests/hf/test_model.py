@@ -137,7 +137,7 @@ def test_arguments_that_the_model_cannot_follow_are_refused(exported):
     ):
         with pytest.raises(UserError, match=wrong):
             model(tokens, **options)
-    with pytest.raises(UserError, match="input_ids"):
+    with pytest.raises(TypeError, match="input_ids"):
         model()
     with pytest.raises(UserError, match="cache_implementation"):
         model.generate(tokens, cache_implementation="static")

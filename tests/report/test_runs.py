@@ -153,8 +153,8 @@ BAD_CURVES = {
     "no step": (lambda rows: rows[5].__setitem__(0, ""), "curves.csv:6: could not convert string to float: ''"),
     "step not finite": (lambda rows: rows[5].__setitem__(0, "inf"), "curves.csv:6: step and tokens must be whole"),
     "short row": (lambda rows: rows[5].pop(), "curves.csv:6: "),
-    "steps fall": (lambda rows: rows[5].__setitem__(0, "2"), "curves.csv:6: steps must rise and tokens must not fall"),
-    "tokens fall": (lambda rows: rows[5].__setitem__(1, "2"), "curves.csv:6: steps must rise and tokens must not fall"),
+    "steps fall": (lambda rows: rows[5].__setitem__(0, "2"), "curves.csv:6: expected a step above 16 and at least "),
+    "tokens fall": (lambda rows: rows[5].__setitem__(1, "2"), "curves.csv:6: expected a step above 16 and at least "),
 }
 
 
@@ -172,7 +172,7 @@ def test_malformed_curves_name_file_and_line(run, kind):
         ("curves.csv", b"\xff\xfe\x00", "curves.csv is not a text file"),
         ("curves.csv", b'step,tokens\n1,"2\n', "curves.csv: malformed CSV: line 2"),
         ("run.json", b'{"name": "a",\n "seed" 0}', "run.json:2: is not JSON"),
-        ("run.json", b"[]", "run.json: expected an object"),
+        ("run.json", b"[]", "run.json:1: expected an object"),
         ("run.json", b'{"name": "a"}', "run.json: 'seed' must be a whole number, found None"),
         ("run.json", b'{"name": 3, "seed": 0}', "run.json: 'name' must be a text of at most 255 letters, found 3"),
         ("run.json", b'{"name": "' + b"a" * 20_000 + b'", "seed": 0}', "must be a text of at most 255 letters"),
@@ -205,7 +205,9 @@ def test_malformed_files_are_named(run, file, content, expected):
 def test_a_run_without_an_evaluation_says_how_far_it_is(tmp_path):
     run = write_run(tmp_path / "young", "young", steps=100, every=500)
     said = refusal(load_groups, [run])
-    assert f"'young' ({run}) has 100 of 100 steps and no complete evaluation: wait for one, or measure more" in said
+    assert (
+        f"'young' ({run}) has 100 of 100 steps and no complete evaluation: wait for one, or evaluate more often" in said
+    )
     edit(run, lambda rows: [row.__delitem__(slice(3, 8)) for row in rows])
     assert refusal(load_groups, [run]) == said
 

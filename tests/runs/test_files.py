@@ -63,7 +63,7 @@ def test_json_is_read_back_and_other_content_refused(tmp_path):
     write_json(tmp_path / "file", {"a": [1]})
     assert read_json(tmp_path / "file") == {"a": [1]}
     (tmp_path / "file").write_text("3")
-    with pytest.raises(UserError, match="file: expected an object"):
+    with pytest.raises(UserError, match="file:1: expected an object"):
         read_json(tmp_path / "file")
 
 

@@ -335,7 +335,7 @@ def test_the_documented_repair_of_a_folder_that_two_runs_wrote(fit, tmp_path, mo
     curves = tmp_path / "run/curves.csv"
     lines = curves.read_text().splitlines(keepends=True)
     curves.write_text("".join([*lines[:3], *lines[1:]]))  # the second run's rows 0 to 3 follow the first run's 0 and 1
-    with pytest.raises(UserError, match="steps must rise") as error:
+    with pytest.raises(UserError, match="expected a step above") as error:
         read_curves(curves)
     named = int(str(error.value).split(":")[1])
     kept = curves.read_text().splitlines(keepends=True)[: named - 1]

@@ -124,7 +124,8 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         """Raise `UserError`, which names the last checkpoint, for an `OSError`."""
 
         def reason(error: OSError) -> str:
-            return f"{error.strerror}; the same command resumes from {newest_checkpoint(trainer.default_root_dir)}"
+            before = newest_checkpoint(trainer.default_root_dir)
+            return f"{error.strerror}; the same command resumes from {before or 'the start'}"
 
         with refused(f"cannot write the checkpoint {self._path}", OSError, why=reason):
             yield

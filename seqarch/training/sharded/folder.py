@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from seqarch.data.verified import sha256_of
 from seqarch.errors import UserError, one_line, refused
 from seqarch.runs.files import check_folder, parse_json
 from seqarch.runs.layout import INDEX
@@ -138,9 +139,8 @@ class Folder:
             Damage: one differs.
         """
         for file in sorted(self.files)[part]:
-            with (self.path / file).open("rb") as opened:
-                if hashlib.file_digest(opened, "sha256").hexdigest() != self.files[file]:
-                    raise Damage(f"the content of {file} differs from its checksum")
+            if sha256_of(self.path / file) != self.files[file]:
+                raise Damage(f"the content of {file} differs from its checksum")
 
     @property
     def optimizers(self) -> list[dict[str, Any]]:
