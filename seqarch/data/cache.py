@@ -46,7 +46,8 @@ class ShardCache:
         if gigabytes is not None and not self.remote:
             raise UserError("data.cache_gb is for shards in object storage, and these lie on a disk: leave it out")
         if not self.max_bytes >= needed:
-            raise UserError(f"data.cache_gb must be at least {needed / 1e9:.3g} ({GROUPS} windows), not {gigabytes:g}")
+            least = f"{needed / 1e9:.3g}, which holds {GROUPS} of data.shuffle_window"
+            raise UserError(f"data.cache_gb must be at least {least}, not {gigabytes:g}")
         in_memory = needed < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
         self.reads_ahead = self.remote or (in_memory and all(order.window for order in orders))
         self._entered: dict[int, range] = {}

@@ -201,7 +201,7 @@ class Tiktoken(Codec):
         lines = (line.split() for line in content.splitlines() if line)
         self.ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
         if len(self.ranks) not in TIKTOKEN:
-            raise ValueError(f"files of {len(self.ranks):,} entries are not known: give a tokenizer.json")
+            raise ValueError(f"how its {len(self.ranks):,} entries split text is not known: give a tokenizer.json")
         self.pattern, self.special, self.vocab_size = TIKTOKEN[len(self.ranks)]
         self.model = tiktoken.Encoding(
             self.file, pat_str=self.pattern, mergeable_ranks=self.ranks, special_tokens=self.special

@@ -135,8 +135,8 @@ class TextDataModule(Limited, LightningDataModule):
         there = sum(map(len, self._splits[: len(self.train)]))
         if stage == "fit":
             self._resume = self._train_loader = None
-        if stage == "fit" and self.sequences_per_step > there:
-            raise UserError(f"data.sequences_per_step must be at most {there:,}, the sequences of the training splits")
+            option = "data.sequences_per_step (at most the sequences of the training splits)"
+            Interval(1, there, "[]").check(option, self.sequences_per_step)
 
     def read_from(self, root: str) -> None:
         """Take the domains from another place than so far."""
@@ -161,7 +161,8 @@ class TextDataModule(Limited, LightningDataModule):
             kind = WholeDocuments if self.pack == "whole" else DocumentSequences
             sequences = kind(domain, split, self.sequence_length + 1)
         if not len(sequences):
-            raise UserError(f"the {split} split of '{domain.name}' is too short: make data.sequence_length smaller")
+            few = f"{domain.manifest.splits[split].tokens:,} tokens, and a sequence has {self.sequence_length + 1:,}"
+            raise UserError(f"the {split} split of '{domain.name}' has {few}: make data.sequence_length smaller")
         return sequences
 
     @property

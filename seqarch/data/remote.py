@@ -40,7 +40,8 @@ def mirror(url: str) -> Path:
         UserError: the URL is of an unknown kind, or holds credentials, which would end up in run folders.
     """
     if not re.fullmatch(r"s3://[^/@?#]+(/[^@?#]*)?", url):
-        raise UserError("the URL of object storage must be s3://bucket/folder, without credentials or options")
+        shown = re.sub("^.*@|[?#].*", "...", url, flags=re.DOTALL)  # credentials must not be printed
+        raise UserError(f"{shown} is not a URL of object storage: give s3://bucket/folder, no credentials or options")
     folder = cache_folder() / "mirrors" / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
     if not (folder / ORIGIN).is_file():
         write_text(folder / ORIGIN, url.rstrip("/"))

@@ -224,8 +224,7 @@ class PackedSequences:
         """`[length]` int64."""
         import torch
 
-        if not 0 <= index < len(self):
-            raise IndexError(index)
+        index = range(len(self))[index]  # an `IndexError` beyond the end
         shard = self._shard(index)
         tokens = self._read(shard, (index - self._first_sample[shard]) * self.length, self.length)
         return torch.from_numpy(tokens.astype(np.int64))
@@ -375,8 +374,10 @@ def checked(path: Path, summary: SplitSummary, *, again: bool = False) -> Path:
     if origin(path.parent) and path.name not in summary.files:
         raise UserError(f"the manifest of {path.parent.parent.name} has no checksum of {path.name}: prepare it again")
     checksum = summary.files.get(path.name)
-    with refused(f"{path.name} is missing: prepare the domain again", FileNotFoundError, why=True):  # the URL
+    try:
         fetch(path, checksum)
+    except FileNotFoundError as url:
+        raise UserError(f"{url} is missing: prepare the domain again") from None
     if checksum:
         verify(path, checksum, again=again)
     elif not path.is_file():

@@ -131,7 +131,7 @@ def _encode(tokenizer: Tokenizer, found: list[Document]) -> list[np.ndarray]:
     except Exception as error:  # each library has errors of its own, such as for a million spaces in a row
         if len(found) > 1:
             return [ids for each in found for ids in _encode(tokenizer, [each])]
-        why = f"the tokenizer cannot encode this text ({one_line(error)[:200]})"
+        why = f"the tokenizer cannot encode this text of {len(found[0].text):,} characters ({one_line(error)[:200]})"
         raise UserError(f"{found[0].path}:{found[0].line}: {why}: leave it out") from error
 
 

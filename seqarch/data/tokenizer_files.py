@@ -197,7 +197,7 @@ def _file_in(folder: Path) -> tuple[Path, bytes]:
     if found := next((path for pattern in WHOLE for path in sorted(folder.glob(pattern))), None):
         return found, found.read_bytes()
     if not (folder / CONFIG).is_file() or not any((folder / name).is_file() for name in ("vocab.json", "vocab.txt")):
-        raise UserError(f"{folder} holds no tokenizer: expected {one_of(WHOLE)}, or {CONFIG} with a vocabulary")
+        raise UserError(f"{folder} holds no tokenizer: expected {one_of(WHOLE)}, or {CONFIG} with a vocab.json")
     with refused(f"{folder} has no tokenizer.json, and to make one needs transformers: {EXTRA}", ImportError):
         from transformers import AutoTokenizer
     # transformers raises many kinds for files that do not fit

@@ -50,7 +50,7 @@ class Tokenizer(abc.ABC):
         """Raise `UserError` for a model without logits for all of its tokens."""
         if vocab_size < self.vocab_size:
             has = f"the tokenizer '{self.name}' has {self.vocab_size:,} tokens"
-            raise UserError(f"{has}, and the model's vocab_size is {vocab_size:,}: make it larger, or take another")
+            raise UserError(f"{has}: set model.vocab_size, {vocab_size:,}, to that, or take another tokenizer")
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The tokens of each text in `dtype`, as `encode` gives them."""

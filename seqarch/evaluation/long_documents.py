@@ -77,7 +77,7 @@ class LongDocuments(Task):
         begin = scorer.prompt([0])[:-1]
         rows = [torch.from_numpy(np.append(begin, each).astype("int64")) for every in found.values() for each in every]
         if not rows:
-            raise UserError(f"no document of {', '.join(found)} has {self.length:,} tokens: set smaller --lengths")
+            raise UserError(f"no document of {', '.join(found)} has {self.length:,} tokens: change --lengths or --rows")
         ranges = list(itertools.pairwise([0, *self.edges]))
         means = scorer.measure(rows, functools.partial(mean_by_range, ranges=ranges), pieces=True)
         samples = {

@@ -130,7 +130,7 @@ class Passkey(Task):
                 break
             found.append(text)
         if not found:
-            raise UserError(f"{self.name} is too short for any prompt: set --lengths above {self.length - room}")
+            raise UserError(f"{self.name} is too short for a prompt of {self.length - room} tokens: raise --lengths")
         return found
 
     @functools.cached_property

@@ -34,9 +34,8 @@ def tasks_named(names: str | Sequence[str], asked: Asked | None = None) -> list[
     for name in several(names):
         named = [task for task in tasks if name in (task.name, task.group, type(task).__name__, ALL)]
         if not named:
-            raise unknown(
-                "task (--list shows every one)", name, {ALL, *(word for t in tasks for word in (t.group, t.name))}
-            )
+            known = dict.fromkeys([ALL, *(task.group for task in tasks), *(task.name for task in tasks)])
+            raise UserError(f"{unknown('task', name, known)} (--list shows every task)")
         found |= {task.name: task for task in named}
     if not found:
         raise UserError("no task is named: give --tasks, or --list to see them")

@@ -290,7 +290,7 @@ def find_models(size: Size, request: Models) -> list[tuple[str, Recipe]]:
     models = [find_model(size, name, own, request.allow_code) for name, own in named]
     for (name, recipe), (later, same) in itertools.combinations(models, 2):
         if name == later or recipe == same:
-            raise UserError(f"'{later}' is the same model as '{name}': name another --mixer or --against")
+            raise UserError(f"'{later}' and '{name}' are one model: name another --mixer or --against")
     return models
 
 

@@ -147,7 +147,9 @@ def find_shards(folder: Path, train: Sequence[str], ood: Sequence[str], tokenize
         return folder
     files = {name: text_files(folder, name, names) for name in names}
     if missing := [name for name in names if not files[name]]:
-        raise UserError(f"--data {folder} has neither shards nor text, such as {missing[0]}.jsonl.zst: add them")
+        lacks = f"neither shards nor text of {', '.join(missing)} (such as {missing[0]}.jsonl.zst)"
+        there = f"its prepared domains are {', '.join(known) or 'none'}"
+        raise UserError(f"--data {folder} has {lacks}; {there}: name others with --data.train and --data.ood")
     check_folder(prepared, prepared.parent)
     for name in names:
         if not (prepared / name).exists():

@@ -88,7 +88,7 @@ def _try_out(exam: Exam, pool: Pool) -> None:
         if not all(is_finished(exam.run(entrant, seed)) or exam.cached(entrant, seed) for seed in range(exam.seeds)):
             trials[f"{entrant.name}, trial"] = partial(_try, exam, entrant)
     if failed := pool.do(trials):
-        error = UserError(f"{len(failed)} of {len(exam.entrants)} models cannot be trained here: correct them first")
+        error = UserError(f"{len(failed)} of {len(exam.entrants)} models cannot be trained here: correct or omit them")
         for trial, why in failed.items():
             error.add_note(f"{trial.removesuffix(', trial')}: {why}")
         raise error

@@ -17,7 +17,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from rich import get_console
 
-from seqarch.arguments import COUNT
 from seqarch.errors import SeqarchWarning, UserError, join_processes, of_storage, one_line, say, several
 from seqarch.experiment.checks import check_callbacks, check_machine, has_own_checkpoints, user_errors_of_lightning
 from seqarch.experiment.parser import FROM
@@ -129,9 +128,8 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     """
     if not config["run_dir"] or not Path(config["run_dir"]).resolve().name:
         raise UserError("fit needs --run_dir, a new folder for the run, such as runs/first")
-    if config["trainer"]["max_steps"] == -1:
-        raise UserError("trainer.max_steps is not set: give the number of steps, at least 1")
-    COUNT.check("trainer.max_steps", config["trainer"]["max_steps"])
+    if config["trainer"]["max_steps"] < 1:  # Lightning's default is -1
+        raise UserError("trainer.max_steps is not set, or below 1: give the number of steps")
     if threading.current_thread() is not threading.main_thread():
         raise UserError("fit needs the main thread, which gets all signals: call it there, or in a new process")
     if (start := _beginning(config)) is not None:
@@ -205,8 +203,8 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = Checkpoints(training=run_dir is not None)
     rank = max(trainer.local_rank, rank_zero_only.rank or 0)  # which comes from the environment
-    if trainer.local_rank >= trainer.num_devices or rank >= trainer.world_size:
-        raise UserError(f"RANK, LOCAL_RANK or SLURM_LOCALID is {rank}: start {trainer.num_devices} per node")
+    if trainer.local_rank >= (devices := trainer.num_devices) or rank >= trainer.world_size:
+        raise UserError(f"RANK, LOCAL_RANK or SLURM_LOCALID is {rank}: start {devices} per node (trainer.devices)")
     return trainer
 
 

@@ -48,7 +48,8 @@ def as_family(
     rules = list(target.every_rule(config, model["n_layers"]))
     known = {rule.ours for rule in rules} | ({HEAD} if model["tie_embeddings"] else set())
     if odd := min(known ^ weights.keys(), default=None):
-        raise UserError(f"{target.architecture} cannot express this model: only one of them has the weight {odd}")
+        which = "no weight" if odd in known else "the weight"
+        raise UserError(f"{target.architecture} cannot express this model: it has {which} {odd}")
     theirs: dict[str, Tensor] = {}
     for rule in rules:
         theirs |= zip(rule.theirs, rule.to_theirs(weights[rule.ours]), strict=True)

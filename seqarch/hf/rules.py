@@ -190,7 +190,7 @@ def convert(
         with refused(f"{' + '.join(rule.theirs)} is not of the shape that the family has", IndexError, RuntimeError):
             tensor = rule.to_ours(parts)
         if tensor.shape != shapes.get(rule.ours):
-            asked = [*shapes.get(rule.ours, ())]
+            asked = [*shapes[rule.ours]] if rule.ours in shapes else "nothing"
             raise UserError(f"{' + '.join(rule.theirs)} is {[*tensor.shape]}, but config.json asks for {asked}")
         converted[rule.ours] = tensor.float()
     if left:

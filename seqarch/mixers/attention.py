@@ -206,7 +206,7 @@ class CoreAttention(Mixer):
         self.n_kv_heads = n_kv_heads or n_heads
         divide(n_heads=n_heads, n_kv_heads=self.n_kv_heads)
         if (relation == "real") != (max_length is None):
-            raise UserError(f"relation='{relation}' with max_length={max_length}: give both, for constants, or neither")
+            raise UserError(f"relation={relation} with max_length={max_length}: constants need it, real ones do not")
         self.max_length = max_length
         norm: dict[str, Any] = {"qk_norm": qk_norm, "qk_norm_eps": qk_norm_eps, "temperature": temperature}
         place: dict[str, Any] = {"position": position, "rope_base": rope_base}

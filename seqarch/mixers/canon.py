@@ -76,7 +76,7 @@ class Canon(Limited):
         if place not in self.places:
             return
         if layer.canon_channels is None:
-            raise UserError(f"canon.places has {place}, unlike {type(layer).__name__}: leave {place} out")
+            raise UserError(f"canon.places has {place}, but {type(layer).__name__} has no place for it: leave it out")
         layer.canon = self.layer(place, layer.canon_channels)
 
     def check(self, model: Any) -> None:

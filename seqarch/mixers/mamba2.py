@@ -70,8 +70,8 @@ class Mamba2(RecurrentMixer):
         self.d_inner = expand * d_model
         self.d_state = d_state
         self.head_dim = head_dim
-        self.n_heads = divide(d_inner=self.d_inner, head_dim=head_dim)
-        divide(n_heads=self.n_heads, n_groups=n_groups)
+        self.n_heads = divide(**{"expand * d_model": self.d_inner, "head_dim": head_dim})
+        divide(**{"expand * d_model / head_dim": self.n_heads, "n_groups": n_groups})
         self.n_groups = n_groups
         self.state_shape = (self.n_heads, d_state, head_dim)
         self.decay = decay

@@ -184,5 +184,6 @@ def _plus(
     else:
         output = layer(inputs, **options)
     if not (isinstance(output, Tensor) and output.shape == x.shape):
-        raise UserError(f"{type(layer).__name__} must return one tensor of its input's shape {tuple(x.shape)}")
+        what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise UserError(f"{type(layer).__name__} returned {what}, not a tensor of its input's shape {tuple(x.shape)}")
     return x + output

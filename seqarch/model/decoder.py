@@ -141,8 +141,10 @@ class Decoder:
         """
         fits = self.largest_batch(batch_size, length)
         if fits < batch_size:
+            state, free = (size / 2**30 for size in (self.lm.state_bytes(length, self.dtype), free_memory(self.device)))
+            sizes = f"a state takes {state:.2f} GiB, {free:.1f} GiB are free"
             better = f"batch_size {fits} fits" if fits else "give shorter prompts or fewer new tokens"
-            raise UserError(f"{batch_size} sequences of {length:,} tokens do not fit in memory: {better}")
+            raise UserError(f"{batch_size} sequences of {length:,} tokens do not fit in memory ({sizes}): {better}")
 
     def largest_batch(self, batch_size: int, length: int) -> int:
         """The largest batch up to `batch_size` whose states, of `length` tokens, and passes fit in memory; or 0."""

@@ -55,7 +55,7 @@ def stream(
     rows = list(prompts)
     plain = [row for row in rows if row.ndim == 1 and row.numel() and not row.is_floating_point()]
     if not rows or len(plain) < len(rows) or any(row.min() < 0 or row.max() >= lm.vocab_size for row in plain):
-        raise UserError(f"each prompt must be a 1-D tensor of token ids, one or more of 0..{lm.vocab_size - 1}")
+        raise UserError(f"each prompt must be a 1-D tensor of token ids in 0..{lm.vocab_size - 1}, at least one")
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     size = batch_size or len(rows)
     decoder.check_memory(min(size, len(rows)), max(map(len, rows)) + max_new_tokens)

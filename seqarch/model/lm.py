@@ -333,7 +333,7 @@ def layer_names(mixers: dict[str, MixerFactory], pattern: Sequence[str] | None, 
     if pattern is None and len(mixers) != 1:
         raise UserError(f"give a pattern: there are {len(mixers)} mixers ({', '.join(mixers)})")
     names = _known_names(several(pattern) if pattern is not None else list(mixers), mixers, "pattern")
-    repeats = divide(n_layers=n_layers, pattern=len(names))
+    repeats = divide(**{"n_layers": n_layers, "layers of pattern": len(names)})
     if unused := sorted({*mixers} - {*names}):
         raise UserError(f"mixers has {', '.join(unused)}, which the pattern does not use")
     return names * repeats

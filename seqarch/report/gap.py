@@ -203,7 +203,8 @@ def seed_pairs(name: str, candidate: Seeds, reference: Seeds) -> np.ndarray:
         raise UserError(f"finished models of {mine} and of {other} tokens cannot be compared: make the same branches")
     gaps = _by_seed(pair_gaps, candidate, reference, _budgets(reference))
     if not np.isfinite(gaps).all(axis=2).any():
-        raise UserError(f"no gap for {name}: it reaches no in-domain loss of the reference: train the worse one longer")
+        others = "finish models at smaller budgets (branches.at), or train the one with the higher loss longer"
+        raise UserError(f"no gap for {name}: at no budget do it and the reference reach one in-domain loss; {others}")
     return gaps
 
 

@@ -93,7 +93,8 @@ def best_rates(points: Iterable[Point]) -> list[Point]:
         rates = by_run.setdefault((point.model, point.rung, point.seed), {})
         own = rates.setdefault(point.learning_rate if math.isfinite(point.learning_rate) else 0.0, [])
         if any(each.tokens == point.tokens for each in own):
-            raise UserError(f"two losses of {point.model}, seed {point.seed}, at rung {point.rung}: leave one out")
+            where = f"seed {point.seed}, at rung {point.rung} after {readable(point.tokens)} tokens"
+            raise UserError(f"two losses of {point.model}, {where}: leave one out, or give them learning_rates")
         own.append(point)
     last = {key: max(each.tokens for own in rates.values() for each in own) for key, rates in by_run.items()}
     kept = []

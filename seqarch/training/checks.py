@@ -35,14 +35,15 @@ def check_pieces(lm: SequenceLM, piece: Piece, document_mask: bool, sequence_len
         document_mask: `data.document_mask`.
         sequence_length: `data.sequence_length`.
     """
-    divide(**{"data.sequence_length": sequence_length, "context": piece.size})
+    divide(**{"data.sequence_length": sequence_length, "trainer.strategy.context": piece.size})
     check_capability(lm, "decode", "context of fsdp2")
     layers: Any = (layer for block in lm.blocks for layer in (block.mixer, block.feed_forward))
     if names := ", ".join(dict.fromkeys(type(each).__name__ for each in layers if each is not None and waits(each))):
         lacks = f"{names} has no rule that joins pieces (MixerState.split)"
         if document_mask:
             raise UserError(f"{lacks}, which data.document_mask with context needs: leave one of them out")
-        rank_zero_warn(f"{lacks}, so its processes of a sequence run one after the other", category=SeqarchWarning)
+        slower = "the processes that share a sequence (context of fsdp2) run it one after the other"
+        rank_zero_warn(f"{lacks}, so {slower}", category=SeqarchWarning)
 
 
 def check_trainer(trainer: L.Trainer) -> None:

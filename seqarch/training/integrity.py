@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError, absent
-from seqarch.runs.layout import is_sharded
+from seqarch.runs.layout import RECORD, is_sharded
 from seqarch.training.sharded.folder import Damage, Folder
 
 _COMMENT = b"seqarch sha256 "
@@ -132,7 +132,8 @@ def check_checkpoint(path: str | Path, *, files: bool = True) -> None:
     if not path.exists():
         raise absent("checkpoint", path)
     if not path.is_file() and not is_sharded(path):
-        raise UserError(f"{path} is neither checkpoint nor run: name one (a run of an exam keeps none)")
+        kind = "a run without checkpoints, as in an exam" if (path / RECORD).is_file() else "neither checkpoint nor run"
+        raise UserError(f"{path} is {kind}: name a checkpoint, or a run with one")
     if files and (wrong := damage(path)) is not None:
         raise damaged(path, wrong)
 

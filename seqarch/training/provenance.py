@@ -54,7 +54,7 @@ class Provenance(Checked):
         self.check_tokenizer(data, measured)
         for domain, checksum in data.hold_out_checksums().items():
             if self.hold_outs.get(domain, checksum) != checksum:
-                raise UserError(f"{data.root} holds another hold-out of '{domain}' than {measured} has: restore it")
+                raise UserError(f"{data.root} has another hold-out of '{domain}' than {measured}: restore or rename it")
 
     def check_tokenizer(self, data: TextDataModule, trained: object) -> None:
         """Raise `UserError` if `data` have another tokenizer than the text that `trained` was trained on."""

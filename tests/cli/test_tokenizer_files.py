@@ -88,7 +88,7 @@ def test_what_does_not_fit_together(prepared, refuse):
     train = "fit", "--config", "quickstart", *flags(**options)
     said = refuse(*train, "--data.ood", "[far]")
     assert said.startswith("the tokenizer 'tokenizer_json-")
-    assert "' has 131,075 tokens, and the model's vocab_size is 257: make it larger" in said
+    assert "' has 131,075 tokens: set model.vocab_size, 257, to that, or take another tokenizer" in said
     said = refuse(*train, "--data.ood", "[bytes]")
     assert "domains must share a tokenizer, but 'web' has tokenizer_json-" in said
 

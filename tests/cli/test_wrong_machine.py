@@ -136,7 +136,7 @@ def test_more_processes_on_a_node_than_devices(refuse, monkeypatch, shards):
     monkeypatch.setenv("LOCAL_RANK", "7")
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # Lightning sets it for the whole process
     options = {**TINY, **MODEL, "trainer.strategy": "ddp", "data.root": shards, "run_dir": "run"}
-    assert "LOCAL_RANK or SLURM_LOCALID is 7: start 1 per node" in refuse("fit", *flags(**options))
+    assert "LOCAL_RANK or SLURM_LOCALID is 7: start 1 per node (trainer.devices)" in refuse("fit", *flags(**options))
 
 
 @pytest.mark.parametrize(("launcher", "missing"), [("SLURM_NTASKS", "SLURM_PROCID"), ("TORCHELASTIC_RUN_ID", "RANK")])

@@ -344,7 +344,7 @@ def test_what_is_no_tokenizer(files: dict[str, Path], tmp_path: Path, monkeypatc
         ("no/such/tokenizer.json", {}, r"there is no tokenizer 'no/such/tokenizer\.json': name a file, a folder or"),
         (tmp_path / "empty", {}, r"empty holds no tokenizer: expected tokenizer\.json, tekken\.json, "),
         (tmp_path / "vocab.json", {}, r"vocab\.json is neither a tokenizer\.json nor a Tekken file"),
-        (tmp_path / "tiny.tiktoken", {}, "files of 2 entries are not known: give a tokenizer.json"),
+        (tmp_path / "tiny.tiktoken", {}, "how its 2 entries split text is not known: give a tokenizer.json"),
         (tmp_path / "tokenizer.model", {}, r"tokenizer\.model cannot be read by sentencepiece: "),
         (tmp_path / "rwkv_vocab.txt", {}, r"by seqarch: \"2 ''\+\[\]\+'' 3\" is not an id, a literal and a number of"),
         (tmp_path / "sizes.txt", {}, "the entry 1 has 1 bytes, not 2"),
@@ -380,7 +380,7 @@ def test_a_text_that_the_library_cannot_take_is_named(
     files: dict[str, Path], jsonl: Callable[..., Path], tmp_path: Path
 ) -> None:
     place = jsonl(["a key", " " * 1_000_000, "a query"])
-    said = r"texts\.jsonl:2: the tokenizer cannot encode this text \(.*\): leave it out"
+    said = r"texts\.jsonl:2: the tokenizer cannot encode this text of 1,000,000 characters \(.*\): leave it out"
     with pytest.raises(UserError, match=said):
         prepare([place], tmp_path, "web", str(files["tekken"]), holdout=0)
     assert not (tmp_path / "web" / "manifest.json").exists()

@@ -104,7 +104,7 @@ def test_what_cannot_be_measured_is_refused(domains, tmp_path):
     model.lm.positions = torch.nn.Embedding(100, 16)
     with pytest.raises(UserError, match=r"LongDocuments .* learned_positions is 100: a sequence of 201"):
         task.check(model)
-    with pytest.raises(UserError, match=r"no document of books has 9,000 tokens: set smaller --lengths"):
+    with pytest.raises(UserError, match=r"no document of books has 9,000 tokens: change --lengths or --rows"):
         evaluate([LongDocuments([9000], folder=str(domains))], scorer(), None)
     trained_on = {Domain(domains / "books").manifest.sources[0].sha256: "books.jsonl of web"}
     with pytest.raises(UserError, match=r"books/books\.jsonl is books\.jsonl of web, which the model was trained on"):

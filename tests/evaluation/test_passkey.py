@@ -190,7 +190,7 @@ def test_an_oracle_finds_all_in_essays_and_a_random_model_none(essays, haystack,
 
 
 def test_lengths_that_cannot_be():
-    with pytest.raises(UserError, match="passkey_300 is too short for any prompt: set --lengths above 5"):
+    with pytest.raises(UserError, match="passkey_300 is too short for a prompt of 5"):
         Passkey(300).check(Finds())
     model = Finds()
     model.lm.positions = torch.nn.Embedding(512, 16)

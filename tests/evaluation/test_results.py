@@ -206,7 +206,7 @@ def test_words_name_tasks():
         "LossByDomain",
         "LossByPosition",
     }
-    with pytest.raises(UserError, match=r"unknown task \(--list shows every one\) 'Copyng': did you mean Copying\?"):
+    with pytest.raises(UserError, match=r"unknown task 'Copyng': did you mean Copying\? \(--list shows every task\)"):
         tasks_named(["Copyng"])
 
 

@@ -215,7 +215,7 @@ def test_all_models_are_tried_out_and_those_that_fail_refused_together(exam, tra
 
     monkeypatch.setattr("seqarch.mixers.attention.Top1Chunk.forward", refused)
     monkeypatch.setattr("seqarch.mixers.attention.Top1Element.forward", broken)
-    said = "^2 of 4 models cannot be trained here: correct them first"
+    said = "^2 of 4 models cannot be trained here: correct or omit them"
     with pytest.raises(UserError, match=said) as error:
         exam("--mixer", "Top1Chunk", "Top1Element", "window_256", **BRIEF)
     assert error.value.__notes__ == [
@@ -374,7 +374,7 @@ def test_text_files_are_prepared_once(exam, shards, tmp_path, capsys):
 
 def test_data_of_too_large_a_tokenizer_is_refused_before_training(exam, asked, monkeypatch):
     monkeypatch.setattr("seqarch.data.tokenizers.ByteTokenizer.vocab_size", 32000)
-    with pytest.raises(UserError, match="tokenizer 'byte' has 32,000 tokens, and the model's vocab_size is 257"):
+    with pytest.raises(UserError, match=r"tokenizer 'byte' has 32,000 tokens: set model.vocab_size, 257, to that"):
         exam(*TOP1)
     assert asked == []
 

@@ -201,7 +201,9 @@ def test_refusals(change: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize(("channels", "heads"), [(12, 2), (15, 2), (18, 0)])
 def test_channels_that_are_no_queries_keys_and_values(channels: int, heads: int) -> None:
-    with pytest.raises(UserError, match=rf"{channels} channels are not 2 \* {heads} \* 3 and values of {heads} heads"):
+    with pytest.raises(
+        UserError, match=rf"{channels} channels are not 2 \* {heads} \* 3 .q, k. and values of {heads} heads"
+    ):
         qkv_convolution(torch.zeros(1, 5, channels), torch.zeros(channels, 4), heads, 3)
 
 

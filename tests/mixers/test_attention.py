@@ -296,7 +296,7 @@ REFUSED = [
     (Attention, {"n_heads": 4, "position": partial(ScaledRoPE, factor=0.5)}, "factor must be at least 1, not 0.5"),
     (Attention, {"n_heads": 4, "temperature": 0.0}, "temperature"),
     (Attention, {"n_heads": 4, "relation": "constant"}, "relation must be"),
-    (Attention, {"n_heads": 4, "relation": "constant_keys"}, "with max_length=None: give both"),
+    (Attention, {"n_heads": 4, "relation": "constant_keys"}, "with max_length=None: constants need it"),
     (Attention, {"n_heads": 4, "max_length": 8}, "max_length"),
     (Top1Element, {"n_heads": 4, "position": "alibi"}, "position must be rope or none, not alibi"),
     (Top1Chunk, {"n_heads": 4, "position": "alibi"}, "position must be rope or none, not alibi"),

@@ -201,9 +201,9 @@ def test_implied_entropy_is_that_of_the_unrolled_weights() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(UserError, match=r"head_dim=48 does not divide d_inner=64"):
+    with pytest.raises(UserError, match=r"head_dim=48 does not divide expand \* d_model=64"):
         Mamba2(32, 0, 2, head_dim=48)
-    with pytest.raises(UserError, match="n_groups=3 does not divide n_heads=4"):
+    with pytest.raises(UserError, match=r"n_groups=3 does not divide expand . d_model / head_dim=4"):
         Mamba2(32, 0, 2, head_dim=16, n_groups=3)
     with pytest.raises(UserError, match="decay must be full, one or none, not half"):
         Mamba2(32, 0, 2, decay="half")  # pyright: ignore[reportArgumentType]

@@ -101,10 +101,10 @@ def test_wrong_options_are_refused(canon: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("mixer", "feed_forward", "message"),
     [
-        (inside(RWKV7, n_heads=2), GeGLU, "has B, unlike RWKV7"),
-        (inside(Mamba2, head_dim=8), GeGLU, "has B, unlike Mamba2"),
-        (inside(Attention, n_heads=2, key_conv=3), GeGLU, "has B, unlike Attention"),
-        (attention, RWKVChannelMix, "has D, unlike RWKVChannelMix"),
+        (inside(RWKV7, n_heads=2), GeGLU, "has B, but RWKV7 has no place for it"),
+        (inside(Mamba2, head_dim=8), GeGLU, "has B, but Mamba2 has no place for it"),
+        (inside(Attention, n_heads=2, key_conv=3), GeGLU, "has B, but Attention has no place for it"),
+        (attention, RWKVChannelMix, "has D, but RWKVChannelMix has no place for it"),
         (attention, None, "has C, but no block has a feed_forward"),
     ],
 )

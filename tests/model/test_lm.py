@@ -256,7 +256,7 @@ def test_greedy_generation_is_the_argmax_of_the_whole_sequence(lm):
         ({"mixers": {}}, "give a pattern: there are 0 mixers"),
         ({"mixers": {"a": attention, "b": select}}, "give a pattern"),
         ({"pattern": ["atention"]}, "did you mean attention?"),
-        ({"n_layers": 3, "pattern": ["attention", "attention"]}, "pattern=2 does not divide n_layers=3"),
+        ({"n_layers": 3, "pattern": ["attention", "attention"]}, "layers of pattern=2 does not divide n_layers=3"),
         ({"mixers": {"a": attention, "b": select}, "pattern": ["a"]}, "has b, which the pattern does not use"),
         ({"no_feed_forward": ["x"]}, "no_feed_forward 'x'"),
         ({"pattern": ["attention", "none"], "feed_forward": None}, "needs a mixer or a feed-forward"),
@@ -352,17 +352,17 @@ def test_projections_to_the_residual_stream_may_start_unscaled(scaled, std):
 
 
 @pytest.mark.parametrize(
-    "output",
+    ("output", "what"),
     [
-        lambda x: x[:, :1],  # a sum would broadcast these two in silence
-        lambda x: x[..., :1],
-        lambda x: x[..., :16],
-        lambda x: (x, None),
-        lambda x: None,
+        (lambda x: x[:, :1], r"\(2, 1, 32\)"),  # a sum would broadcast these two in silence
+        (lambda x: x[..., :1], r"\(2, 9, 1\)"),
+        (lambda x: x[..., :16], r"\(2, 9, 16\)"),
+        (lambda x: (x, None), "tuple"),
+        (lambda x: None, "NoneType"),
     ],
 )
 @pytest.mark.parametrize("part", ["Layer", "GeGLU"])
-def test_a_layer_that_gives_another_shape_is_refused(output, part, monkeypatch):
+def test_a_layer_that_gives_another_shape_is_refused(output, what, part, monkeypatch):
     class Layer(Mixer):
         def forward(self, x):
             return x if part == "GeGLU" else output(x)
@@ -370,5 +370,5 @@ def test_a_layer_that_gives_another_shape_is_refused(output, part, monkeypatch):
     if part == "GeGLU":
         monkeypatch.setattr(GeGLU, "forward", lambda self, x, **options: output(x))
     lm = build(mixers={"layer": Layer})
-    with pytest.raises(UserError, match=rf"{part} must return one tensor of its input's shape \(2, 9, 32\)"):
+    with pytest.raises(UserError, match=rf"{part} returned {what}, not a tensor of its input's shape \(2, 9, 32\)"):
         lm(torch.randint(0, V, (2, 9)))

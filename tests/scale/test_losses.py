@@ -43,7 +43,10 @@ def test_written_losses_are_read_again(tmp_path):
         (HEAD + "a,10,1,nan,\n", "line 2: loss is 'nan'"),
         (HEAD + "a,10,0,1.0,\n", "line 2: parameters and tokens must be above zero"),
         (HEAD + "a,10,,1.0,\n", "line 2: parameters and tokens must be above zero"),
-        (HEAD + "a,10,1,1.0,0.1\na,10,1,1.1,0.1\n", "two losses of a, seed 0, at rung 10: leave one out"),
+        (
+            HEAD + "a,10,1,1.0,0.1\na,10,1,1.1,0.1\n",
+            "two losses of a, seed 0, at rung 10 after 1 tokens: leave one out",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path, text, said):

@@ -137,7 +137,7 @@ def test_a_scale_trains_registers_and_is_read_again(scale, capsys):
         ),
         (["--mixer", "Top1Chunk", "--trainer.max_steps", "3"], "--trainer.max_steps: each rung sets this"),
         (["--mixer", "Top1Chunk", "--reference", "a"], "--reference has no effect with --mixer: leave it out"),
-        (["--mixer", "TransformerPlusPlus"], "is the same model as"),
+        (["--mixer", "TransformerPlusPlus"], "are one model"),
         (["--losses", "none.csv"], "there is no file 'none.csv'"),
         (["runs/a", "--data.eval_tokens", "3"], "--data.eval_tokens is for training"),
         ([], "name either --mixer M... to train, or run folders, or --losses"),

@@ -54,7 +54,7 @@ def weights(content, value):
         (lambda c: c["seqarch"].update(tokenizer="../gpt2"), "unknown tokenizer '../gpt2'"),
         (
             lambda c: c["seqarch"].update(tokenizer="mixtral"),
-            "'mixtral' has 32,000 tokens, and the model's vocab_size is",
+            "'mixtral' has 32,000 tokens: set model.vocab_size, 257, to that",
         ),
         (lambda c: c.pop("state_dict"), "state_dict is None"),
         (lambda c: c["state_dict"].update(x="y"), "it does not hold tensors by name"),
@@ -202,7 +202,7 @@ def test_folder_in_the_place_of_a_checkpoint(refused, trained, tmp_path):
         ["fit", config, "--run_dir", "other", "--ckpt_path", path],
     ):
         assert "step_00000001.ckpt" in (said := refused(*command))
-        assert "is neither checkpoint nor run: name one" in said or said.startswith("there is no checkpoint")
+        assert "is neither checkpoint nor run: name a checkpoint" in said or said.startswith("there is no checkpoint")
 
 
 @pytest.mark.parametrize("path", ["local:///{victim}", "{run}/../victim", "{victim}", "s3://bucket/x"])

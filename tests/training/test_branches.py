@@ -167,7 +167,9 @@ def test_a_branch_that_only_began_refuses_another_hold_out(fit, tmp_path, monkey
         with pytest.raises(AttributeError, match="copy2"):
             fit(**BRANCHED)
     monkeypatch.setattr(TextDataModule, "hold_out_checksums", lambda data: {"docs": "another", "code": "another"})
-    with pytest.raises(UserError, match=r"another hold-out of 'docs' than \S+/branches/step_00000006 has: restore it"):
+    with pytest.raises(
+        UserError, match=r"another hold-out of 'docs' than \S+/branches/step_00000006: restore or rename it"
+    ):
         fit(**BRANCHED)
 
 

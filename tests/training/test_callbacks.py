@@ -349,7 +349,7 @@ def other_hold_out(shards, tmp_path):
 def test_another_hold_out_does_not_mix_with_a_run(fit, run_dir, other_hold_out, domain):
     stop_after(run_dir, 2)
     before, other = (run_dir / "curves.csv").read_bytes(), other_hold_out(domain)
-    with pytest.raises(UserError, match=f"holds another hold-out of '{domain}' than {run_dir} has: restore it"):
+    with pytest.raises(UserError, match=f"has another hold-out of '{domain}' than {run_dir}: restore or rename it"):
         fit(**other)
     assert (run_dir / "curves.csv").read_bytes() == before
     new = fit("new", **other, ckpt_path=checkpoints(run_dir)[0])  # has curves of its own

@@ -76,7 +76,7 @@ def test_the_newest_whole_one_is_named(checkpoint):
 
 def test_a_run_without_checkpoints_is_not_called_something_else(tmp_path):
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UserError, match=r"neither checkpoint nor run: name one .a run of an exam keeps none"):
+    with pytest.raises(UserError, match=r"a run without checkpoints, as in an exam: name a checkpoint"):
         read_checkpoint(tmp_path)
     (tmp_path / "run.json").unlink()
     with pytest.raises(UserError, match=f"{tmp_path} is neither checkpoint nor run"):

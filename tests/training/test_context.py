@@ -104,7 +104,7 @@ class InTurn(Weighed):
 
 def test_what_pieces_cannot_do_is_refused():
     lm = SequenceLM(50, 16, 1, {"mixer": lambda d, i, n: InTurn(d, i, n, n_heads=2)})
-    with pytest.raises(UserError, match=r"context=2 does not divide data.sequence_length=47"):
+    with pytest.raises(UserError, match=r"trainer.strategy.context=2 does not divide data.sequence_length=47"):
         check_pieces(lm, Piece(0, 2, 24), False, 47)
     with pytest.raises(UserError, match=r"InTurn has no rule that joins pieces \(MixerState.split\), which"):
         check_pieces(lm, Piece(0, 2, 24), True, 48)

@@ -84,7 +84,7 @@ def test_the_text_moves_with_the_run(trained, place):
 def test_another_text_under_the_same_name_is_not_measured(place, monkeypatch):
     other_text(place / "shards")
     monkeypatch.chdir(place)
-    refusal = r"shards holds another hold-out of 'code' than \S+/step_00000004.ckpt has: restore it"
+    refusal = r"shards has another hold-out of 'code' than \S+/step_00000004.ckpt: restore or rename it"
     for measure in losses(place / "run"):
         with pytest.raises(UserError, match=refusal):
             measure()
@@ -100,7 +100,7 @@ def test_a_root_that_is_named_is_not_replaced(trained, tmp_path, monkeypatch, ro
     other_text(tmp_path / root, "docs")
     monkeypatch.chdir(tmp_path)
     for measure in losses(place / "run", **{"data.root": root}):
-        with pytest.raises(UserError, match=f"{root} holds another hold-out of 'docs'"):
+        with pytest.raises(UserError, match=f"{root} has another hold-out of 'docs'"):
             measure()
     recipe = {**Experiment.from_recipe(place / "run/config.yaml").config}
     recipe["data"] |= {"root": "other"}

@@ -75,7 +75,7 @@ def qkv_convolution(
     check_sequences({"x [B, T, C] same": x, "weight [C, W]": weight}, cu_seqlens)
     values = x.shape[2] - 2 * n_heads * key_dim
     if min(n_heads, key_dim) < 1 or values < n_heads or values % n_heads:
-        raise UserError(f"{x.shape[2]} channels are not 2 * {n_heads} * {key_dim} and values of {n_heads} heads")
+        raise UserError(f"{x.shape[2]} channels are not 2 * {n_heads} * {key_dim} (q, k) and values of {n_heads} heads")
     return QKV_CONVOLUTION.run(backend, x, weight, n_heads, key_dim, cu_seqlens)
 
 
