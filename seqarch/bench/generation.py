@@ -101,7 +101,7 @@ def new_model(
     from seqarch.experiment.experiment import Experiment
 
     module = Experiment.from_recipe(recipe, overrides, allow_code).model
-    module.only_read()
+    module.prepare_inference()
     module.configure_model()
     lm, parameters = module.built().eval(), module.built().n_parameters()
     return with_bf16_weights(lm.to("cuda")) if torch.cuda.is_available() else lm, parameters

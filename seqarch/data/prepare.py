@@ -205,7 +205,7 @@ class Preparation:
         self, job: Manifest, files: list[Path], chosen: range, tokenizer: Tokenizer, work: Path, before: int = 0
     ) -> None:
         """Leave the pieces of the chosen files in the work folder; `before` files are in the domain already."""
-        _resume_or_start_over(work, job, _names(files))
+        _clear_other_job(work, job, _names(files))
         write_tokenizer(tokenizer, work / FOLDER)
         workers = self.workers or os.cpu_count() or 1
         tokenize(job, files[chosen.start : chosen.stop], chosen.start + before, work, workers)
@@ -341,7 +341,7 @@ def _prepared(place: Path, job: Manifest) -> list[Manifest]:
     return found
 
 
-def _resume_or_start_over(work: Path, job: Manifest, names: list[str]) -> None:
+def _clear_other_job(work: Path, job: Manifest, names: list[str]) -> None:
     """Keep finished pieces of the same job; an unfinished other job leaves nothing worth keeping."""
     started = work / JOB
     files = hashlib.sha256("\n".join(names).encode()).hexdigest()

@@ -224,7 +224,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         for worker in self.workers:
             idle.put(worker)
 
-        def do(number: int, name: str) -> None:
+        def attempt(number: int, name: str) -> None:
             head = f"[{number}/{len(jobs)}] {name}:"
             worker = idle.get()
             try:
@@ -236,7 +236,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 idle.put(worker)
 
         threads = ThreadPoolExecutor(len(self.workers))
-        done = [threads.submit(do, number, name) for number, name in enumerate(jobs, start=1)]
+        done = [threads.submit(attempt, number, name) for number, name in enumerate(jobs, start=1)]
         try:
             wait(done)
         except KeyboardInterrupt:

@@ -146,7 +146,7 @@ def running(trainer: Trainer, checkpoint: str | Path | None) -> Iterator[None]:
 
     After `PATIENCE` seconds it says that processes of other nodes are missing.
     """
-    timer = threading.Timer(PATIENCE, _say_who_is_missing, [trainer])
+    timer = threading.Timer(PATIENCE, _say_missing_nodes, [trainer])
     timer.daemon = True
     if trainer.num_nodes > 1:
         timer.start()
@@ -157,7 +157,7 @@ def running(trainer: Trainer, checkpoint: str | Path | None) -> Iterator[None]:
         timer.cancel()
 
 
-def _say_who_is_missing(trainer: Trainer) -> None:
+def _say_missing_nodes(trainer: Trainer) -> None:
     if not torch.distributed.is_initialized():
         here: Any = trainer.strategy.cluster_environment  # pyright: ignore[reportAttributeAccessIssue]
         say(
@@ -169,7 +169,7 @@ def _say_who_is_missing(trainer: Trainer) -> None:
 
 
 @contextlib.contextmanager
-def ends_at_sigterm(trainer: Trainer) -> Iterator[None]:
+def end_at_sigterm(trainer: Trainer) -> Iterator[None]:
     """Around training: end it at once by SIGTERM while `RunCheckpoint` does not handle the signal.
 
     The system would end only this process, and the processes that it started would wait for it.

@@ -17,15 +17,15 @@ from seqarch.errors import SeqarchWarning, UserError, say, several
 from seqarch.evaluation import Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import values
-from seqarch.experiment.checks import check_machine, check_memory, ends_at_sigterm, running, user_errors_of_lightning
+from seqarch.experiment.checks import check_machine, check_memory, end_at_sigterm, running, user_errors_of_lightning
 from seqarch.experiment.parser import plain, read_options, recipe_parser
 from seqarch.experiment.run import (
     build_trainer,
-    checkpoint_to_begin_from,
-    finished_run_stays,
     open_run,
     outcome,
     recipe_of_run,
+    starting_checkpoint,
+    warn_after_finish,
 )
 from seqarch.experiment.tree import modules_of_classes
 from seqarch.model import SequenceLM
@@ -194,7 +194,7 @@ class Experiment:
             if figures:
                 say(outcome(run_dir))
             return run_dir, lm
-        checkpoint, weights = checkpoint_to_begin_from(run_dir, config, self._completed)
+        checkpoint, weights = starting_checkpoint(run_dir, config, self._completed)
         for branch in unfinished_branches(run_dir):  # before the run goes on itself
             _, lm = Experiment([], branch_config(branch, config), allow_code=self.allow_code)._fit(figures, lm)
             if not is_finished(branch):
@@ -209,12 +209,12 @@ class Experiment:
             check_memory(parts.model, on_cpu=trainer.strategy.root_device.type == "cpu")
         trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `evaluate`
         trainer.accumulate_grad_batches = parts.data.accumulation(data_processes(trainer))
-        with finished_run_stays(run_dir), ends_at_sigterm(trainer), running(trainer, checkpoint):
+        with warn_after_finish(run_dir), end_at_sigterm(trainer), running(trainer, checkpoint):
             trainer.fit(parts.model, datamodule=parts.data, ckpt_path=resumed, weights_only=True)
         lm = parts.model.lm if parts.model.device_mesh is None else None  # it may be sharded over this run's processes
         left = unfinished_branches(run_dir)
         if figures and trainer.is_global_zero and not left:
-            with finished_run_stays(run_dir):
+            with warn_after_finish(run_dir):
                 say(outcome(run_dir))
         if parts.checkpoint.interrupted:
             raise KeyboardInterrupt
@@ -262,7 +262,7 @@ class Experiment:
         parts = self._instantiate()
         Provenance.of_checkpoint(content).find(parts.data, Path(checkpoint), named=self._names_root)
         trainer = build_trainer(parts, config, None)
-        parts.model.only_read(compiled=True)
+        parts.model.prepare_inference(compiled=True)
         parts.model.tasks = as_tasks(tasks) if tasks else None
         measure = trainer.test if whole else trainer.validate
         if verbose and trainer.is_global_zero:

@@ -143,7 +143,7 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     return run_dir
 
 
-def checkpoint_to_begin_from(
+def starting_checkpoint(
     run_dir: Path, config: Mapping[str, Any], complete: Callable[[Any], Any]
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Return the checkpoint of `fit`: the newest in the run folder, else the given one. Training resumes from it.
@@ -188,7 +188,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
     loggers: list[Any] = []
     if run_dir is not None:
         loggers = [*_as_list(options["logger"]), TensorBoard(run_dir), CurvesLogger(run_dir / CURVES)]
-        threading.excepthook = _of_a_thread
+        threading.excepthook = _report_thread_error
         callbacks.insert(0, RunFolder(run_dir, dict(config)))  # it notes the end before other callbacks can fail
         if objects.profile:
             if options["profiler"]:
@@ -209,7 +209,7 @@ def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path |
 
 
 @contextlib.contextmanager
-def finished_run_stays(run_dir: Path) -> Iterator[None]:
+def warn_after_finish(run_dir: Path) -> Iterator[None]:
     """Around training and what follows it: an error after the run has finished becomes a warning."""
     try:
         yield
@@ -241,7 +241,7 @@ def outcome(run_dir: Path) -> str:
     return "\n".join(lines)
 
 
-def _of_a_thread(args: threading.ExceptHookArgs) -> None:
+def _report_thread_error(args: threading.ExceptHookArgs) -> None:
     """Print nothing on a full disk: TensorBoard raises its thread's error in the main thread too."""
     if not (isinstance(args.exc_value, OSError) and of_storage(args.exc_value)):
         threading.__excepthook__(args)

@@ -64,11 +64,11 @@ def read_tensors(path: str | Path, device: Any = "cpu", *, mmap: bool = False) -
     """Load what `torch.save` wrote to a file, running no code that it may contain (`weights_only`)."""
     check_checkpoint(path)
     # any error of PyTorch on another person's file
-    with refused(f"{path} is not a checkpoint of seqarch", Exception, why=_what_it_asks_for):
+    with refused(f"{path} is not a checkpoint of seqarch", Exception, why=_unpickling_reason):
         return torch.load(path, map_location=device, weights_only=True, mmap=mmap)
 
 
-def _what_it_asks_for(error: Exception) -> object:
+def _unpickling_reason(error: Exception) -> object:
     """The reason of a refusal, in place of PyTorch's advice to load such a file without the check."""
     if not isinstance(error, pickle.UnpicklingError):
         return error
@@ -306,7 +306,7 @@ def build_module(options: Namespace, allow: Collection[str] = ()) -> LanguageMod
     """
     check_parsed(options, allow)
     module = model_parser().instantiate(options).model
-    module.only_read()
+    module.prepare_inference()
     module.configure_model()
     return module
 

@@ -18,7 +18,7 @@ WHEN = (".every_n_steps", ".at")
 """What the measurements depend on, by the beginnings of its keys, without what says when to measure."""
 
 
-def read_on(checkpoint: dict[str, Any], data: TextDataModule, origin: str) -> bool:
+def continue_text(checkpoint: dict[str, Any], data: TextDataModule, origin: str) -> bool:
     """Let training go on in the text of a checkpoint; whether it does.
 
     If the text is another, it and Lightning's epoch begin again.

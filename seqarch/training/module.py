@@ -137,7 +137,7 @@ class LanguageModel(Limited, L.LightningModule):
             if self.float8:
                 check_float8(trainer)
 
-    def only_read(self, *, compiled: bool = False) -> None:
+    def prepare_inference(self, *, compiled: bool = False) -> None:
         """Say, before the model is built, that nothing trains it: no FP8, and compiled only if asked here too."""
         self.float8 = None
         self.compile_blocks = self.compile_blocks and compiled
@@ -163,11 +163,11 @@ class LanguageModel(Limited, L.LightningModule):
         if mesh:
             shard(self.lm, mesh, torch.bfloat16 if self.trainer.precision == "bf16-mixed" else None)
             fill(self.lm, parts)
-        self._give_weights()
+        self._start_weights()
         if self.compile_blocks:
             self.lm.compile_parts()
 
-    def _give_weights(self) -> None:
+    def _start_weights(self) -> None:
         """Make the weights those from which training begins, by the rule of transfer or of another run."""
         scale_initial(self.built(), self._factors)
         if self.origin:

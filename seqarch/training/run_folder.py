@@ -38,7 +38,7 @@ from seqarch.runs.record import read_config, read_record, status, write_config, 
 from seqarch.training.branches import copy_measurements
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
-from seqarch.training.going_on import measures_alike, origin_of, read_on
+from seqarch.training.going_on import continue_text, measures_alike, origin_of
 from seqarch.training.loggers import describe_to, ids_of
 from seqarch.training.provenance import Provenance
 from seqarch.versions import commit, version
@@ -106,12 +106,13 @@ class RunFolder(L.Callback):
             pl_module.began = checkpoint["global_step"]
             origin = origin_of(self.config)
             data = trainer.datamodule
-            if origin and read_on(checkpoint, data, str(origin)) and measures_alike(noted, self.config, data, origin):
+            same = bool(origin) and continue_text(checkpoint, data, str(origin))
+            if origin and same and measures_alike(noted, self.config, data, origin):
                 self._origin, self._noted = origin, noted
         self._read_before = noted.get("sources", {})
         check_optimizer(checkpoint["optimizer_states"][0], pl_module.configure_optimizers()["optimizer"])
-        _count_batches_anew(checkpoint, trainer.accumulate_grad_batches)
-        _forget_files_outside(checkpoint, self.path)
+        _recount_batches(checkpoint, trainer.accumulate_grad_batches)
+        _forget_outside_files(checkpoint, self.path)
 
     def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         describe_to(trainer.loggers, self.config)
@@ -165,7 +166,7 @@ class RunFolder(L.Callback):
         self._release()
         with contextlib.suppress(OSError):
             if not self._began:
-                self._leave_nothing(trainer.loggers, mine)
+                self._remove_new_files(trainer.loggers, mine)
 
     def _release(self) -> None:
         """Free the folder; the system frees it too when this process ends."""
@@ -177,7 +178,7 @@ class RunFolder(L.Callback):
         self._record |= {"status": status, "finished": now(), **facts}
         write_record(self.path, self._record)
 
-    def _leave_nothing(self, loggers: list[Any], mine: str) -> None:
+    def _remove_new_files(self, loggers: list[Any], mine: str) -> None:
         """Remove the new files of TensorBoard that have such a name, and the new folders if they are empty."""
         for logger in loggers:
             logger.finalize("failed")
@@ -187,7 +188,7 @@ class RunFolder(L.Callback):
             path.rmdir()
 
 
-def _count_batches_anew(checkpoint: dict[str, Any], accumulation: int) -> None:
+def _recount_batches(checkpoint: dict[str, Any], accumulation: int) -> None:
     """Let Lightning resume its epoch with another number of batches per step, as on another number of devices."""
     data = checkpoint["TextDataModule"]
     before = data["sequences_per_step"] // data["sequences_per_micro_step"]
@@ -198,7 +199,7 @@ def _count_batches_anew(checkpoint: dict[str, Any], accumulation: int) -> None:
         counts.update({what: count + more for what, count in counts.items()})
 
 
-def _forget_files_outside(checkpoint: dict[str, Any], run: Path) -> None:
+def _forget_outside_files(checkpoint: dict[str, Any], run: Path) -> None:
     """Remove files outside of the run folder from `ModelCheckpoint`'s states: it deletes files that these name."""
     states = [state for state in (checkpoint.get("callbacks") or {}).values() if isinstance(state, dict)]
     for state in states:

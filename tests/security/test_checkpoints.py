@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Single
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.training.checkpoint import read_checkpoint
-from seqarch.training.run_folder import _forget_files_outside
+from seqarch.training.run_folder import _forget_outside_files
 from tests.conftest import MODEL, TINY, flags
 from tests.security.conftest import BOMB, CALLS, said_of
 
@@ -211,12 +211,12 @@ def test_a_checkpoint_makes_lightning_delete_nothing_outside(tmp_path, path, cap
     path = path.format(victim=tmp_path / "victim", run=run)
     for key, value in (("best_model_path", path), ("best_k_models", {path: 0.0}), ("last_model_path", path)):
         state = {"best_model_path": str(run / "a.ckpt"), key: value}
-        _forget_files_outside({"callbacks": {"ModelCheckpoint": state}}, run)
+        _forget_outside_files({"callbacks": {"ModelCheckpoint": state}}, run)
         assert path not in str(state)
         assert "forgets its files" in capsys.readouterr().err
     state = {"best_model_path": str(run / "a.ckpt"), "best_k_models": {str(run / "a.ckpt"): 0.0}, "last_model_path": ""}
     kept = {**state}
-    _forget_files_outside({"callbacks": {"ModelCheckpoint": state}}, run)
+    _forget_outside_files({"callbacks": {"ModelCheckpoint": state}}, run)
     assert state == kept
 
 

@@ -16,7 +16,7 @@ ROWS, WIDTH = 10, 70
 
 
 class Profile(L.Callback):
-    """Writes a trace of `n_steps` steps from the third on, for Perfetto and TensorBoard, and prints the dearest rows.
+    """Writes a trace of `n_steps` steps from the third on, for Perfetto and TensorBoard, and prints the slowest.
 
     The rows are kernels on a GPU and operators on a CPU, by their own time. Each process of the run writes a trace.
 
@@ -56,15 +56,15 @@ class Profile(L.Callback):
             profiler.export_chrome_trace(str(path))
             if trainer.is_global_zero:
                 say(f"steps {steps} by their own time per step; https://ui.perfetto.dev shows {path}")
-                say("\n".join(dearest(profiler, self.n_steps)))
+                say("\n".join(slowest_kernels(profiler, self.n_steps)))
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self._profiler is not None:  # the run ended before
             self._profiler.stop()
 
 
-def dearest(profiler: profile, n_steps: int) -> list[str]:
-    """The lines of a table of what takes the most time of its own, the dearest first."""
+def slowest_kernels(profiler: profile, n_steps: int) -> list[str]:
+    """The lines of a table of the kernels that take the most time of their own, the slowest first."""
     events = [event for event in profiler.key_averages() if not event.is_user_annotation and event.count]
     kernels = [event for event in events if event.device_type.name == "CUDA"]
     times = [(event.self_device_time_total, event) for event in kernels]
