@@ -337,8 +337,8 @@ def published(recipes: dict[str, Path]) -> list[Recipe]:
     return [recipe for recipe in map(merged_recipe, paths) if recipe["model"].get("d_model") in SHAPES]
 
 
-class Checked(NamedTuple):
-    """The facts of a checked recipe; `packages` are those next to seqarch and torch in its model."""
+class Measured(NamedTuple):
+    """What a recipe comes to; `packages` are those next to seqarch and torch in its model."""
 
     parameters: int
     state: int | None
@@ -349,8 +349,8 @@ class Checked(NamedTuple):
     """Operations per token of training, as the model counts them."""
 
 
-def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
-    """Parse a recipe and build its model without memory.
+def measure(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Measured:
+    """Check a recipe, and count what its model takes, which is built without memory.
 
     Raises:
         UserError: what is wrong in it.
@@ -363,4 +363,4 @@ def check(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Checked:
     length = recipe["data"]["sequence_length"]
     flops = model.flops_per_token(length, training=True)
     state = model.state_elements(length)
-    return Checked(model.n_parameters(), state, packages - {"seqarch", "torch"}, experiment.data, flops)
+    return Measured(model.n_parameters(), state, packages - {"seqarch", "torch"}, experiment.data, flops)

@@ -12,7 +12,7 @@ from seqarch.data.prepare import prepare
 from seqarch.data.shards import MANIFEST, open_domain
 from seqarch.data.tokenizers import ByteTokenizer, MixtralTokenizer
 from seqarch.errors import UserError, absent, say
-from seqarch.exam.derive import Recipe, Size, check, find_models, load_size
+from seqarch.exam.derive import Recipe, Size, find_models, load_size, measure
 from seqarch.exam.plan import Entrant, Exam, code_digest
 from seqarch.exam.pool import Pool, share_gpus
 from seqarch.exam.request import LIMITS, Request
@@ -57,7 +57,8 @@ def make_plan(request: Request) -> Exam:
     """
     size = load_size(request.size, request.options, request.length)
     if request.options or request.length:
-        check(f"size {request.size}", size.recipe, request.allow_code)  # models are derived from numbers that it gives
+        # models are derived from numbers that it gives
+        measure(f"size {request.size}", size.recipe, request.allow_code)
     models = find_models(size, request)
     return plan_of(request, size, models)
 
@@ -69,12 +70,12 @@ def plan_of(request: Request, size: Size, models: Sequence[tuple[str, Recipe]]) 
         UserError: what is wrong in a recipe or the data.
     """
     ladder = _has_ladder(request, size)
-    checked = {name: check(name, recipe, request.allow_code) for name, recipe in models}
-    root, sums = _open_data(request, size, checked[models[0][0]].data)
+    measured = {name: measure(name, recipe, request.allow_code) for name, recipe in models}
+    root, sums = _open_data(request, size, measured[models[0][0]].data)
     entrants = []
     for name, recipe in models:
         recipe["data"] = {**recipe["data"], "root": root}
-        facts = checked[name]
+        facts = measured[name]
         share = facts.state and facts.state / size.cache
         entrants.append(Entrant(name, recipe, facts.parameters, code_digest(facts.packages), share))
     return Exam(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError, say
-from seqarch.exam.derive import Size, check, find_models, load_size, shape_of
+from seqarch.exam.derive import Size, find_models, load_size, measure, shape_of
 from seqarch.exam.plan import Entrant, Exam
 from seqarch.exam.pool import Pool, share_gpus
 from seqarch.exam.request import Models
@@ -96,7 +96,7 @@ def rung_size(base: Size, parameters: float) -> Size:
 
 
 def _parameters(size: Size) -> int:
-    return check("the reference", size.recipe).parameters
+    return measure("the reference", size.recipe).parameters
 
 
 def wanted_sizes(request: Request) -> list[float]:
@@ -122,7 +122,7 @@ def _plan(request: Request, out: Path, size: Size, before: Exam | Size) -> Exam:
         known = [(each.rate, without_embedding(each.parameters, each.recipe)) for each in before.entrants]
     else:
         known = [(before.model["learning_rate"], without_embedding(_parameters(before), before.recipe))] * len(models)
-    facts = [check(name, recipe, request.allow_code) for name, recipe in models]
+    facts = [measure(name, recipe, request.allow_code) for name, recipe in models]
     costs = [each.flops if request.match == "flops" else 1.0 for each in facts]
     budget = costs[0] * request.tokens_per_parameter * facts[0].parameters
     for (_, recipe), fact, cost, (rate, there) in zip(models, facts, costs, known, strict=True):

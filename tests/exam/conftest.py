@@ -78,7 +78,7 @@ def recipes_are_read_once():
 @pytest.fixture(autouse=True, scope="session")
 def models_are_checked_once():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("seqarch.exam.run.check", checking_once())
+        patch.setattr("seqarch.exam.run.measure", checking_once())
         yield
 
 

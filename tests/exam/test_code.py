@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from seqarch.exam.derive import check, load_size
+from seqarch.exam.derive import load_size, measure
 from seqarch.exam.plan import code_digest, digest, own_parts
 
 
@@ -51,9 +51,9 @@ def package(tmp_path, monkeypatch):
 
 def test_the_package_of_a_mixer_counts_as_well(package):
     recipe = load_size("tiny", {}).recipe
-    assert check("reference", recipe).packages == set()
+    assert measure("reference", recipe).packages == set()
     recipe["model"]["mixers"] = {"a": {"class_path": "other_mixer.Elsewhere", "init_args": {"n_heads": 4}}}
-    packages = check("candidate", recipe, ["other_mixer"]).packages
+    packages = measure("candidate", recipe, ["other_mixer"]).packages
     assert packages == {"other_mixer"}
     before = code_digest(packages)
     assert before == code_digest(packages) != code_digest(())

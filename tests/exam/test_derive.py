@@ -10,7 +10,7 @@ import torch
 
 from seqarch.cli.exam import SIZES
 from seqarch.errors import UserError
-from seqarch.exam.derive import Shape, check, find_model, from_mixer, from_recipe, load_size, set_option, shape_of
+from seqarch.exam.derive import Shape, find_model, from_mixer, from_recipe, load_size, measure, set_option, shape_of
 from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.recipes import merged_recipe
 from seqarch.mixers.base import Mixer
@@ -66,7 +66,7 @@ def options(recipe):
 @pytest.mark.no_cover
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*_110m.yaml")), ids=lambda path: path.stem)
 def test_every_architecture_has_about_the_size_of_the_reference_and_the_same_as_ever_at_small(path, small, tiny):
-    parameters = [check(path.stem, find_model(size, path.stem, {})[1]).parameters for size in (small, tiny)]
+    parameters = [measure(path.stem, find_model(size, path.stem, {})[1]).parameters for size in (small, tiny)]
     assert parameters[0] == PARAMETERS_AT_SMALL[path.stem.removesuffix("_110m")]
     assert 0.95 < parameters[1] / PARAMETERS_OF_TINY < 1.22
 
@@ -199,7 +199,7 @@ def test_the_state_of_delta_net_keeps_its_share_of_the_cache_as_nearly_as_heads_
     shares = {}
     for name, size in (("tiny", tiny), ("small", small), ("medium", load_size("medium", ON_A_CPU))):
         _, recipe = find_model(size, "delta_net", {})
-        state = check("delta_net", recipe).state
+        state = measure("delta_net", recipe).state
         assert state is not None
         shares[name] = state / size.cache
     published = 96 / (2 * 2048)
@@ -209,7 +209,7 @@ def test_the_state_of_delta_net_keeps_its_share_of_the_cache_as_nearly_as_heads_
 
 def test_full_attention_has_the_whole_cache_and_a_window_its_share(small):
     for name, share in (("transformer_pp", 1.0), ("window_256", 1 / 8)):
-        assert check(name, find_model(small, name, {})[1]).state / small.cache == pytest.approx(share)
+        assert measure(name, find_model(small, name, {})[1]).state / small.cache == pytest.approx(share)
 
 
 def test_a_bare_mixer_comes_in_its_published_shell(small):

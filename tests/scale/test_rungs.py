@@ -7,7 +7,7 @@ import pytest
 
 from seqarch import cli
 from seqarch.errors import UserError
-from seqarch.exam.derive import check, load_size
+from seqarch.exam.derive import load_size, measure
 from seqarch.scale.law import Laws
 from seqarch.scale.request import Request
 from seqarch.scale.rungs import rung_size, train_rungs, transferred, without_embedding
@@ -28,7 +28,7 @@ def test_a_rung_has_the_width_that_comes_nearest_to_its_parameters(like, wanted,
     size = rung_size(base, wanted)
     assert size.model["d_model"] == width
     assert size.shape.sequence_length == base.shape.sequence_length
-    assert 0.8 < check("it", size.recipe).parameters / wanted < 1.25
+    assert 0.8 < measure("it", size.recipe).parameters / wanted < 1.25
 
 
 def test_the_size_of_the_exam_is_a_rung():
@@ -44,7 +44,7 @@ def models_are_checked_once():
     check_once = checking_once()
     with pytest.MonkeyPatch.context() as patch:
         for module in ("exam.run", "scale.rungs"):
-            patch.setattr(f"seqarch.{module}.check", check_once)
+            patch.setattr(f"seqarch.{module}.measure", check_once)
         yield
 
 
@@ -85,7 +85,7 @@ def test_rungs_match_compute_and_carry_the_rates(more, power, shards, tmp_path, 
     small, large = plans
     assert (small.ladder, large.ladder) == (True, False)
     for exam in plans:
-        facts = {each.name: check(each.name, dict(each.recipe)) for each in exam.entrants}
+        facts = {each.name: measure(each.name, dict(each.recipe)) for each in exam.entrants}
         steps = {each.name: each.recipe["trainer"]["max_steps"] for each in exam.entrants}
         assert steps["transformer_pp"] == round(exam.reference.parameters / (48 * 4))
         compute = {name: steps[name] * facts[name].flops for name in facts}
