@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from seqarch.arguments import Count, Interval
 from seqarch.kernels import attention_entropy, flops, softmax_attention, top1_chunk_attention
 from seqarch.kernels.blocks import expand_heads, over_query_blocks, positions, scores
-from seqarch.kernels.packed import per_document
-from seqarch.kernels.tensors import autocast_cast, is_tracked
+from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked, longest_document
 from seqarch.kernels.top1_chunk.op import heaviest_chunks, mean_keys
 from seqarch.mixers.attention import CoreAttention
 from seqarch.mixers.base import Clock, Scale, init_linear, linear_flops
@@ -151,8 +151,7 @@ class NSACore(AttentionCore):
         means: Means | None,
     ) -> Tensor:
         if cu_seqlens is not None:
-            alone = partial(self._compress, op, scale=scale, cu_seqlens=None, means=None)
-            return per_document(alone, (q, k, v), cu_seqlens)
+            return self._compress_documents(op, q, k, v, scale, cu_seqlens)
         size = self.chunk_size
         means = (mean_keys(k, size), mean_keys(v, size)) if means is None else means
 
@@ -162,6 +161,38 @@ class NSACore(AttentionCore):
             return op(i, q, (means[0][:, :seen], means[1][:, :seen]), scale, size)
 
         return over_query_blocks(block, q, (k,), multiple=size)
+
+    def _compress_documents(
+        self, op: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, scale: float, cu_seqlens: Tensor
+    ) -> Tensor:
+        """The same for packed documents, whose borders the host does not read.
+
+        Blocks of queries are as long as the longest document, so that each sees chunks of two blocks at most.
+        """
+        size, length, queries = self.chunk_size, k.shape[1], q.shape[1]
+        longest = min(longest_document(k, cu_seqlens) or length, length)
+        first, starts = _complete_chunks(cu_seqlens, size, length)
+        places = starts.unsqueeze(1) + torch.arange(size, device=k.device)
+        means = [at_least_float32(t[0, places]).mean(1) for t in (k, v)]
+        blocks = -(-queries // longest)
+        at = torch.arange(blocks * longest, device=k.device).clamp_max(queries - 1) + length - queries
+        at = at.view(blocks, longest)
+        document = torch.searchsorted(cu_seqlens, at, right=True) - 1
+        begin = first[document[:, :1]]
+        seen = begin + torch.arange(min(2 * longest, length) // size, device=k.device)
+        seen = seen.clamp_max(starts.shape[0] - 1)
+        of_block = (
+            (at - cu_seqlens[document])[:, None, :, None],
+            F.pad(q, (0, 0, 0, 0, 0, blocks * longest - queries)).view(blocks, longest, *q.shape[2:]),
+            (means[0][seen], means[1][seen]),
+        )
+        options: Any = {"first": (first[document] - begin)[:, None, :, None], "most": longest // size}
+        if torch.is_grad_enabled():  # as `over_query_blocks`
+            again: Any = {"use_reentrant": False, "preserve_rng_state": False}
+            found = checkpoint(op, *of_block, scale, size, **again, **options)
+        else:
+            found = op(*of_block, scale, size, **options)
+        return found.flatten(0, 1)[None, :queries]
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
         cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
@@ -184,23 +215,62 @@ class NSACore(AttentionCore):
         return f"chunk_size={self.chunk_size}, selected_chunks={self.selected_chunks}, window={self.window}"
 
 
-def _weights(i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int) -> Tensor:
-    """Weights `[B, H, Tq, N]` of the chunks that are complete for queries at `i [Tq, 1]`; zeros where none is."""
+def _complete_chunks(cu_seqlens: Tensor, size: int, length: int) -> tuple[Tensor, Tensor]:
+    """The complete chunks of packed documents, which start anew in each.
+
+    Returns:
+        The number of chunks before each document, `[N + 1]`, and the first token of each chunk, `[length // size]`. Of
+        these the last may be none; they start somewhere in the row.
+    """
+    first = F.pad((cu_seqlens.diff() // size).cumsum(0), (1, 0))
+    chunk = torch.arange(length // size, device=cu_seqlens.device)
+    document = torch.searchsorted(first[1:], chunk, right=True).clamp_max(first.shape[0] - 2)
+    return first, (cu_seqlens[document] + (chunk - first[document]) * size).clamp_max(length - size)
+
+
+First = int | Tensor
+"""Which of the means is that of the first chunk of a query's document: 0, or a tensor that goes with `i`."""
+
+
+def _weights(i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int, first: First) -> Tensor:
+    """Weights `[B, H, Tq, N]` of the chunks that are complete for queries at `i` of their document; zeros if none is.
+
+    Args:
+        i: `[Tq, 1]`, or `[B, 1, Tq, 1]` for packed documents.
+    """
     s = scores(q, means[0], scale)
-    seen = torch.arange(1, s.shape[-1] + 1, device=q.device) * chunk_size <= i + 1
+    chunk = torch.arange(s.shape[-1], device=q.device) - first
+    seen = (chunk >= 0) & ((chunk + 1) * chunk_size <= i + 1)
     return s.masked_fill(~seen, torch.finfo(s.dtype).min).softmax(-1) * seen
 
 
-def _attend(i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int) -> Tensor:
-    weights = _weights(i, q, means, scale, chunk_size)
+def _attend(
+    i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int, first: First = 0, most: int | None = None
+) -> Tensor:
+    weights = _weights(i, q, means, scale, chunk_size, first)
     values = expand_heads(means[1], q.shape[2]).transpose(1, 2)
     with torch.autocast(q.device.type, enabled=False):
         return (weights @ values.to(weights.dtype)).transpose(1, 2).to(q.dtype)
 
 
-def _select(i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int, count: int, n_kv_heads: int) -> Tensor:
+def _select(
+    i: Tensor,
+    q: Tensor,
+    means: Means,
+    scale: float,
+    chunk_size: int,
+    first: First = 0,
+    most: int | None = None,
+    *,
+    count: int,
+    n_kv_heads: int,
+) -> Tensor:
+    """The heaviest chunks, counted from the first of the query's document, which has `most` at most."""
     own = i // chunk_size
-    mass = _weights(i, q, means, scale, chunk_size).unflatten(1, (n_kv_heads, -1)).sum(2)
+    mass = _weights(i, q, means, scale, chunk_size, first).unflatten(1, (n_kv_heads, -1)).sum(2)
+    if most is not None:
+        index = (first + torch.arange(most, device=q.device)).clamp_max(mass.shape[-1] - 1)
+        mass = mass.gather(-1, index.expand(*mass.shape[:3], -1))
     chunk = torch.arange(mass.shape[-1], device=q.device)
     mass = mass.masked_fill((chunk == 0) | (chunk == own - 1), float("inf"))
     return expand_heads(heaviest_chunks(own, mass, count), q.shape[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import ClassVar
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import blocks
-from seqarch.mixers.nsa import NSA, NSACore
+from seqarch.kernels.tensors import bound_documents
+from seqarch.mixers.nsa import NSA, NSACore, _attend
 from seqarch.testing import MixerSuite
 from tests.mixers.short_chunks import TRACED
 
@@ -125,3 +127,35 @@ def test_counts() -> None:
     linear = 64 * (64 + 2 * 32) + 64 * 64 + 64 * 12
     assert mixer.flops_per_token(10) == pytest.approx(2 * linear + 4 * products)
     assert mixer.flops_per_token(10, training=True) == pytest.approx(6 * linear + 12 * products)
+
+
+@pytest.mark.parametrize(("queries", "longest"), [(61, None), (61, 27), (29, 27)])
+def test_compressed_documents_are_as_if_alone_and_need_no_new_graph(queries, longest):
+    """Also empty ones and ones without a complete chunk; the queries are the last of the row."""
+    core = NSACore(chunk_size=4, selected_chunks=4, window=8)
+    q, k, v = (each[:1].detach().requires_grad_() for each in heads(61)[:3])
+
+    def branches(q, k, v, cu_seqlens):
+        cu_seqlens = cu_seqlens if longest is None else bound_documents(cu_seqlens, longest)
+        q = q[:, -queries:]
+        chunks = core.select(q, k, 1.0, cu_seqlens)
+        return core._compress(_attend, q, k, v, 1.0, cu_seqlens, None), chunks
+
+    def alone(start, stop):
+        own_q, own_k, own_v = (t[:, start:stop] for t in (q, k, v))
+        return core.select(own_q, own_k, 1.0), core._compress(_attend, own_q, own_k, own_v, 1.0, None, None)
+
+    torch.compiler.reset()
+    compiled = torch.compile(branches, fullgraph=True, backend="aot_eager")
+    for number, borders in enumerate([(0, 3, 3, 30, 57, 61), (0, 5, 29, 34, 61, 61)]):
+        with torch.compiler.set_stance("fail_on_recompile" if number else "default"):
+            attended, chunks = compiled(q, k, v, torch.tensor(borders, dtype=torch.int32))
+        wanted, expected = zip(
+            *(alone(*pair) for pair in itertools.pairwise(borders) if pair[0] < pair[1]), strict=True
+        )
+        assert torch.equal(chunks, torch.cat(wanted, dim=1)[:, -queries:])
+        expected = torch.cat(expected, dim=1)[:, -queries:]
+        torch.testing.assert_close(attended, expected, rtol=1e-12, atol=1e-13)
+        direction = torch.randn_like(expected)
+        got, wanted = (torch.autograd.grad(each, (q, k, v), direction) for each in (attended, expected))
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12)
