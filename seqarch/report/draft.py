@@ -70,7 +70,7 @@ def draft_gap(
     low, high = shared_losses(every)
     if high - low < MIN_OVERLAP:
         few = f"{max(high - low, 0):.3f} nats of in-domain loss, not {MIN_OVERLAP:g}"
-        raise UserError(f"no gap for {names[0]} against {names[1]}: they share {few}; train the higher loss longer")
+        raise UserError(f"no gap for {names[0]} against {names[1]}: they share {few}; train the one of higher loss on")
     inside = [int(np.sum((one.in_domain >= low) & (one.in_domain <= high))) for one in every]
     curves, others = ([_curve(one) for one in side] for side in sides)
     pairs = [_distances(a, b, low, high) for a in curves for b in others]
