@@ -149,10 +149,30 @@ def scan() -> Table:
     for length, tokens in (("2048", "32 x 2,048"), ("102400", "1 x 102,400")):
         for width in ("1536", "4096"):
             shape = ("32" if length == "2048" else "1", length, width, "16")
-            ratios = " / ".join(f"{ratio:.2f}" for ratio in rows.ratios("mamba-ssm CUDA", "ours", shape))
-            both = [rows.both(name, shape) for name in ("ours", "mamba-ssm CUDA")]
+            ratios = " / ".join(f"{ratio:.2f}" for ratio in rows.ratios("mamba-ssm CUDA", "scan", shape))
+            both = [rows.both(name, shape) for name in ("scan", "mamba-ssm CUDA")]
             table.append([f"{tokens} tokens, {int(width):,} channels", *both, ratios])
     return table
+
+
+def heads() -> Table:
+    """The recurrence of Mamba-2 next to mamba-ssm's Triton kernels, from one call."""
+    rows = Rows(read(), "ssd")
+    table = [["ms, forward / forward and backward", "ours", "mamba-ssm, Triton", "times as fast"]]
+    for tokens, B, T in (("32 x 2,048", "32", "2048"), ("1 x 102,400", "1", "102400")):
+        for count in ("24", "64"):
+            shape = (B, T, count, "64")
+            ratios = " / ".join(f"{ratio:.2f}" for ratio in rows.ratios("ssd by mamba_ssm", "ssd by triton", shape))
+            both = [rows.both(f"ssd by {name}", shape) for name in ("triton", "mamba_ssm")]
+            table.append([f"{tokens} tokens, {count} heads of 64", *both, ratios])
+    return table
+
+
+def largest_error(op: str, backend: str, dtype: str) -> str:
+    """The largest relative error against float64 of an op's outputs and gradients."""
+    start = f"{op} by {backend}, {dtype}: "
+    found = [float(row["p50"]) for row in read() if row["step"] == "errors" and row["name"].startswith(start)]
+    return digits(max(found))
 
 
 def around() -> Table:

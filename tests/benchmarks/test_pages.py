@@ -157,5 +157,7 @@ def test_records_of_drafts_give_the_published_losses_and_masks_keep_their_gaps(t
 
 def test_what_is_left_misses_an_aim_that_its_floor_allows() -> None:
     for work, *cells in left.left()[1:]:
-        for aim, measured, floor in zip(*(map(float, cell.split(" / ")) for cell in cells[:3]), strict=True):
+        for aim, measured, floor in zip(
+            *([float(n.replace(",", "")) for n in cell.split(" / ")] for cell in cells[:3]), strict=True
+        ):
             assert floor < aim < measured if work.endswith(", ms") else measured < aim < floor, work
