@@ -71,6 +71,8 @@ def on_page_markdown(text: str, page: Any, **_: Any) -> str:
     """Let a search find pages for developers after those for users."""
     if page.file.src_uri in LAST:
         page.meta["search"] = {"boost": 0.5}
+    if page.file.src_uri.startswith("api/"):
+        page.meta["search"] = {"boost": 0.2}
     return text
 
 

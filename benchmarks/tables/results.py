@@ -85,7 +85,7 @@ def verdicts() -> dict[str, str]:
 
 def fourteen() -> Table:
     """The gaps: one row for each architecture of the paper's figures 1(b) and 6(a)."""
-    head = ["model", "the paper", "pairs", "gap at 340M", "verdict", "gap at 1.02B"]
+    head = ["model", "the paper", "pairs", "gap at 340M", "verdict"]
     table = [[*head, "recallable tokens", "other tokens", "copying saves"]]
     names = models()
     better = sum(raw(model) < 0 for model in names)
@@ -93,12 +93,11 @@ def fourteen() -> Table:
     for model in (*names[:better], REFERENCE, *names[better:]):
         saved = copying(model)
         if model == REFERENCE:
-            table.append([f"`{model}`", "", "", "0", "", "0", "", "", saved])
+            table.append([f"`{model}`", "", "", "0", "", "", "", saved])
             continue
         one = rows[model, SMALL, "mean, raw"]
         own, *parts = (cell(rows[model, SMALL, f"mean, {of}"]) for of in ("raw", "recallable tokens", "other tokens"))
-        later = cell(rows.get((model, LONG, "mean, raw")))
-        row = [PAPER[model], one["pairs"], own, verdicts()[model], later, *parts, saved]
+        row = [PAPER[model], one["pairs"], own, verdicts()[model], *parts, saved]
         table.append([f"`{model}`", *(each.replace("± ", "±") for each in row)])
     return table
 
