@@ -73,6 +73,7 @@ def test_a_shell_script_without_arguments_says_what_it_takes(script):
     assert "usage: " in done.stderr
 
 
+@pytest.mark.commands
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_each_point_of_the_recall_curve_has_a_model(tmp_path, monkeypatch):
     stub = tmp_path / "bin/seqarch"

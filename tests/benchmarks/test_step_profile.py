@@ -9,6 +9,8 @@ import torch
 from benchmarks.step_profile import MARK, PARTS, PROFILED, Slice, by_kernel, kind, profile_recipe
 from seqarch.model.lm import Blocks
 
+pytestmark = pytest.mark.commands
+
 ROOT = Path(__file__).parents[2]
 SPIN = "at::cuda::(anonymous namespace)::spin_kernel(long)"
 

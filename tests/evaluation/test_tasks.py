@@ -73,6 +73,7 @@ def test_samples_are_the_losses_of_the_sequences_and_their_documents(scorer, dat
     assert document.tolist() == code.documents.tolist()
 
 
+@pytest.mark.commands
 def test_whole_hold_outs(data):
     task, scorer = LossByDomain(whole=True), Scorer(small_lm(vocab=257), batch_size=64)
     scores = evaluate([task], scorer, data)

@@ -23,6 +23,7 @@ def test_built_in_tasks_are_registered():
     assert import_tasks()["Copying"] is Copying
 
 
+@pytest.mark.commands
 def test_a_run_logs_further_tasks_and_trains_as_without_them(fit):
     plain = rows(fit("plain"))
     position = "{class_path: LossByPosition, init_args: {edges: [16]}}"

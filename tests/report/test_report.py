@@ -377,6 +377,7 @@ def test_a_figure_of_many_points_keeps_the_last_ones(tmp_path, monkeypatch, scat
     assert any("step 400" in text for text in found["In-domain hold-out loss against OOD loss"])
 
 
+@pytest.mark.commands
 def test_report_is_the_same_each_time_whatever_a_user_set_and_leaves_the_settings_alone(made, runs, tmp_path):
     users: dict[Any, Any] = {
         "text.usetex": True,

@@ -28,6 +28,8 @@ from seqarch.training.integrity import check_checkpoint
 from seqarch.versions import version
 from tests.conftest import MODEL, TINY, flags
 
+pytestmark = pytest.mark.commands
+
 
 def rows(run_dir):
     with (run_dir / "curves.csv").open(newline="") as file:
