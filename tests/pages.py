@@ -75,7 +75,7 @@ def _check_exam(options: Namespace, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(TextDataModule, name, lambda *_: {})
     patch.setattr(TextDataModule, "tokenizer", load_tokenizer("byte" if options.size == "tiny" else "mixtral"))
     patch.setattr("seqarch.exam.run.train", train)
-    patch.setattr("seqarch.exam.run.check", CHECK)
+    patch.setattr("seqarch.exam.run.measure", CHECK)
     patch.setattr("seqarch.exam.derive.merged_recipe", lambda path: copy.deepcopy(READ(path)))  # many exams read one
     with suppress(KeyboardInterrupt):  # by `train`, in place of training
         COMMANDS["exam"].run(options)

@@ -219,8 +219,8 @@ def _complete_chunks(cu_seqlens: Tensor, size: int, length: int) -> tuple[Tensor
     """The complete chunks of packed documents, which start anew in each.
 
     Returns:
-        The number of chunks before each document, `[N + 1]`, and the first token of each chunk, `[length // size]`. Of
-        these the last may be none; they start somewhere in the row.
+        The number of chunks before each document, `[N + 1]`, and the first token of each chunk, `[length // size]`. The
+        last entries may be no chunks; they start somewhere in the row.
     """
     first = F.pad((cu_seqlens.diff() // size).cumsum(0), (1, 0))
     chunk = torch.arange(length // size, device=cu_seqlens.device)
