@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -103,6 +104,15 @@ def load_function(name: str) -> Callable[..., Any]:
 def import_module(name: str) -> None:
     """Import a module, also while a graph is compiled."""
     importlib.import_module(name)
+
+
+LEFT: ContextVar[bool] = ContextVar("LEFT", default=False)
+"""Whether a compiled graph was left for the call that runs."""
+
+
+def in_compiled_pass() -> bool:
+    """Whether a compiler traces this call, or a compiled graph was left for it."""
+    return torch.compiler.is_compiling() or LEFT.get()
 
 
 FEW = 4

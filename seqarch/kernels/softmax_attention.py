@@ -15,7 +15,7 @@ from seqarch.arguments import COUNT
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, sdpa
 from seqarch.kernels.flops import none
 from seqarch.kernels.launch import operator
-from seqarch.kernels.op import Backend, Op
+from seqarch.kernels.op import Backend, Op, in_compiled_pass
 from seqarch.kernels.packages import FOUND, is_hopper
 from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import autocast_cast, check_attention, default_scale, is_tracked
@@ -269,7 +269,7 @@ def prefers_fa4(
     """Whether FlashAttention-4 is installed and faster, as `benchmarks/kernels/dense.py` measured on an H200.
 
     As many key as query heads were measured. In training, heads of 128 lose by the fixed order the more the longer the
-    sequence is: 102,400 tokens took 329 ms, and cuDNN 270 ms. Passes over prompts take it in compiled graphs, where the
+    sequence is: 102,400 tokens took 329 ms, and cuDNN 270 ms. Compiled passes over prompts take it, in which the
     6 s of its first call are not the only ones.
     """
     (Tq, H, D), Tk = q.shape[1:], k.shape[1]
@@ -278,7 +278,7 @@ def prefers_fa4(
     if is_tracked(q, k, v):
         short = Tq <= 32768 or window is not None or cu_seqlens is not None
         return Tq >= 2048 and (D == 64 or (D == 128 and short))
-    return torch.compiler.is_compiling() and 512 <= Tq < Tk and window is None and D in (64, 128)
+    return in_compiled_pass() and 512 <= Tq < Tk and window is None and D in (64, 128)
 
 
 SOFTMAX_ATTENTION = Op(

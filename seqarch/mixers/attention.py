@@ -100,7 +100,8 @@ class Attend(Limited, nn.Module):
             return state.piece.attend(core, q, k, v, state.window, cu_seqlens, **inputs)
         if state is not None and clock is None:
             # A graph over a state that grows would be made again for each length, and copy the state.
-            return uncompiled(core, q, k, v, state=state, cu_seqlens=cu_seqlens, **inputs)
+            left = torch.compiler.is_compiling()
+            return uncompiled(core, q, k, v, left=left, state=state, cu_seqlens=cu_seqlens, **inputs)
         return core(q, k, v, state=state, cu_seqlens=cu_seqlens, **inputs)
 
     def entropy(self, q: Tensor, k: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor:

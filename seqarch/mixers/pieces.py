@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels.op import LEFT
 
 GROUPS: dict[str, dist.ProcessGroup] = {}
 """Groups of processes that share sequences, by name: operators take no groups."""
@@ -257,12 +258,16 @@ def waits(layer: Any) -> bool:
     return state is not None and state.split(Piece(0, 1, 1)) is None
 
 
-def _uncompiled(function: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
-    return function(*args, **options)
+def _uncompiled(function: Callable[..., Tensor], *args: Any, left: bool = False, **options: Any) -> Tensor:
+    token = LEFT.set(left)
+    try:
+        return function(*args, **options)
+    finally:
+        LEFT.reset(token)
 
 
 uncompiled: Any = torch.compiler.disable(_uncompiled)
-"""Calls a function outside of compiled graphs."""
+"""Calls a function outside of compiled graphs; `left` tells ops that one was left for it."""
 
 
 @torch.library.custom_op("seqarch::all_pieces", mutates_args=())

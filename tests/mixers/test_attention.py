@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.kernels.op import LEFT
 from seqarch.mixers.attention import Attention, CoreAttention, Top1Chunk, Top1Element
 from seqarch.mixers.cores import Selection
 from seqarch.mixers.positions import ScaledRoPE, alibi_slopes
@@ -326,3 +327,16 @@ def test_borders_of_two_dimensions_are_refused(mixer: type, x: Tensor) -> None:
     for position in ("rope", "none"):
         with pytest.raises(UserError, match=r"cu_seqlens must be int32 \[N \+ 1\], not torch.int32 \[1, 3\]"):
             mixer(x.shape[2], 0, 2, n_heads=4, position=position).double()(x[:1], cu_seqlens=borders)
+
+
+def test_ops_know_that_a_compiled_graph_was_left_for_them(monkeypatch) -> None:
+    """Attention to a growing state leaves the graph, and FlashAttention-4 serves compiled passes only."""
+    mixer, seen = Attention(32, 0, 1, n_heads=4), []
+    core = type(mixer.attend.core)
+    forward = core.forward
+    monkeypatch.setattr(core, "forward", lambda *args, **options: seen.append(LEFT.get()) or forward(*args, **options))
+    x = torch.randn(1, 8, 32)
+    with torch.no_grad():
+        for run in (mixer, torch.compile(mixer, backend="eager"), mixer):
+            run(x, state=mixer.init_state(1, 8, "cpu", torch.float32))
+    assert seen == [False, True, False]
