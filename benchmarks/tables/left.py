@@ -80,14 +80,14 @@ def _mamba2() -> list[str]:
 
 
 def left() -> Table:
-    """Each aim that was missed: what was measured, its floor, what was tried without gain and what is left."""
+    """Each aim that was missed: what was measured, its floor, what was tried and what is left."""
     time, sharp = Rows(kernels.read(), "time"), Rows(kernels.read(), "sharp")
     floors = {of: " / ".join(digits(of(shape)) for shape in (SMALL, LARGE)) for of in (_approx_floor, _exact_floor)}
     exact = " / ".join(digits(sharp.of(f"exact fwd+bwd, {NOW}", ("1", *shape))) for shape in (SMALL, LARGE))
     joined = one_step("reductions, joined launches", "busy_ms")
     registers = "dk, dv and scores fill the registers, so one program of 128 dims runs at a time"
     return [
-        ["work", "aim", "measured", "floor", "tried without gain", "what is left"],
+        ["work", "aim", "measured", "floor", "tried", "what is left"],
         [
             *("approximate chunks, 102,400 tokens, ms", "2.5 / 5.5", _both(time, "approx fwd+bwd")),
             *(floors[_approx_floor], "prefetch, larger tiles, dv in a kernel of its own", registers),
@@ -103,7 +103,7 @@ def left() -> Table:
         ],
         [
             *("16 prompts of 51,200 tokens, exact chunks, tokens/s", "600,000", *_prompts()),
-            *("keys by descriptors were 11 % of a pass", "compiled passes, fewer covariances: built in, not timed"),
+            *("keys by descriptors", "exponentials; compiled passes and fewer covariances are built in, not timed"),
         ],
         [
             *("training `mamba2_110m`, MFU in %", "25", *_mamba2()),
