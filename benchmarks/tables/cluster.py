@@ -31,22 +31,30 @@ Table = list[list[str]]
 
 
 def sequences_at_64_hosts() -> Table:
-    """Time of the exchange over time of the computation in a step of one sequence of a million tokens per group."""
-    sizes = (GPUS, HOSTS * GPUS)
-    table = [["mixer", *(f"{size} GPUs per sequence" for size in sizes)]]
+    """A step of one sequence of a million tokens for each group of GPUs that shares one."""
+    head = ["mixer", "GPUs per sequence", "by NVLink, GB", "by card, GB", "exchange, s", "computation, s", "ratio"]
+    rows = [head]
     for name in MIXERS:
-        table.append([name, *(f"{exchange(model(name), size) / computation(model(name), size):.2g}" for size in sizes)])
-    return table
+        for size in (GPUS, HOSTS * GPUS):
+            lm = model(name)
+            moved = 2 * len(lm.blocks) * size * bytes_of_a_piece(lm, LENGTH // size)
+            halves = 2 * len(lm.blocks) * bytes_of_halves(lm, LENGTH // size)
+            computing = lm.flops_per_token(LENGTH, training=True) * LENGTH / size / PEAK
+            rows.append([name, *exchange(moved, halves, size, computing)])
+    return rows
 
 
-def parameters_at_64_hosts() -> str:
-    """The seconds in which `fsdp2` and `fsdp2_hybrid` exchange the parameters and gradients of a step."""
+def parameters_at_64_hosts() -> Table:
+    """The parameters and gradients of a step, for both ways of sharding."""
     count = model("softmax attention").n_parameters()
     gathered = (2 * BF16 + FLOAT32) * count  # forward and backward, and gradients
     nvlink, card = links(gathered, HOSTS * GPUS)
     within, _ = links(gathered, GPUS)
     between = 2 * FLOAT32 * count / GPUS * (HOSTS - 1) / HOSTS  # each card sums one eighth of the gradients
-    return " and ".join(f"{seconds(*moved):.3f}" for moved in ((nvlink, card), (within, between)))
+    rows = [["strategy", "by NVLink, GB", "by card, GB", "exchange, s"]]
+    for name, *moved in (("`fsdp2`", nvlink, card), ("`fsdp2_hybrid`", within, between)):
+        rows.append([name, *(f"{each / 1e9:.1f}" for each in moved), f"{seconds(*moved):.3f}"])
+    return rows
 
 
 @functools.cache
@@ -85,16 +93,12 @@ def seconds(nvlink: float, card: float) -> float:
     return max(nvlink / NVLINK, card / CARD)
 
 
-def exchange(lm: SequenceLM, size: int) -> float:
-    """Seconds of the exchange of a step when `size` GPUs share a sequence."""
-    moved = 2 * len(lm.blocks) * size * bytes_of_a_piece(lm, LENGTH // size)
-    halves = 2 * len(lm.blocks) * bytes_of_halves(lm, LENGTH // size)
+def exchange(moved: float, halves: float, size: int, computing: float) -> list[str]:
+    """The cells of a row of `sequences_at_64_hosts`. On several hosts all `halves` come from others."""
     nvlink, card = links(moved, size)
-    if size > GPUS:  # all halves come from other hosts
-        return seconds(nvlink, card + halves)
-    return seconds(nvlink + halves, card)
-
-
-def computation(lm: SequenceLM, size: int) -> float:
-    """Seconds of the computation of a step at full speed when `size` GPUs share a sequence."""
-    return lm.flops_per_token(LENGTH, training=True) * LENGTH / size / PEAK
+    bytes_moved = (nvlink, card + halves) if size > GPUS else (nvlink + halves, card)
+    time = seconds(*bytes_moved)
+    return [
+        str(size), *(f"{each / 1e9:.1f}" for each in bytes_moved), f"{time:.3g}", f"{computing:.3g}",
+        f"{time / computing:.2g}",
+    ]  # fmt: skip
