@@ -22,6 +22,7 @@ from benchmarks.tables import (
     kernels,
     left,
     long,
+    mixers,
     options,
     predictions,
     recall,
@@ -36,7 +37,22 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LEADING = re.compile(r"^ *<!-- value: .*", re.MULTILINE)
 """A comment that begins a line ends a paragraph or a list there, on the site and on GitHub."""
 MADE = re.compile(r"(<!-- (?:table|value): (.+?) -->)(\n\n|).*?(\n\n|)(<!-- end -->)", re.DOTALL)
-MODULES = (results, predictions, recall, speed, kernels, scale, sizes, choice, options, cluster, context, long, left)
+MODULES = (
+    results,
+    predictions,
+    recall,
+    speed,
+    kernels,
+    mixers,
+    scale,
+    sizes,
+    choice,
+    options,
+    cluster,
+    context,
+    long,
+    left,
+)
 
 
 def updated(text: str) -> str:

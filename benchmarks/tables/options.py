@@ -8,7 +8,6 @@ writes docs/results/masks.csv and optimizers.csv from the records in benchmarks/
 from __future__ import annotations
 
 import dataclasses
-import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 from benchmarks.budget_tables import losses, pairs
 from benchmarks.budget_tables import rate as learning_rate
 from benchmarks.exam_records import unpack
-from benchmarks.tables.kernels import Rows, Table
+from benchmarks.tables.kernels import Rows, Table, digits
 from benchmarks.tables.kernels import read as kernels
 from benchmarks.tables.results import RESULTS
 from benchmarks.tables.speed import FOLDER, rate, read
@@ -43,13 +42,9 @@ def _pairs(rows: list[dict[str, str]], option: str, first: str, second: str) -> 
 
 
 def documents_speed() -> Table:
-    """The speed of training with a document mask over the speed without, the best first; documents of 500 tokens."""
-    ratios = {name: float(ratio) for name, *_, ratio in _pairs(read("documents"), "documents", "", "500")}
-    table = [["speed with a mask over speed without", "recipes"]]
-    for label, low, high in (("1 or more", 1, math.inf), ("0.7 to 1", 0.7, 1), ("less", 0, 0.7)):
-        names = [name for name in sorted(ratios, key=lambda name: -ratios[name]) if low <= ratios[name] < high]
-        table.append([label, ", ".join(f"{name.replace('_110m', '')} {ratios[name]:.2f}" for name in names)])
-    return table
+    """Training with and without a document mask, documents of 500 tokens."""
+    table = [["recipe", "without a mask, tokens/s", "with a mask", "ratio"]]
+    return table + _pairs(read("documents"), "documents", "", "500")
 
 
 def flash4_step(documents: str = "") -> str:
@@ -63,28 +58,46 @@ def optimizers_speed() -> str:
     return " and ".join(ratio for *_, ratio in _pairs(read("optimizers"), "optimizer", "AdamW", "Muon"))
 
 
+def documents_attention() -> Table:
+    """Softmax attention to packed documents, forward and backward, next to dense attention to rows of 2,048 tokens."""
+    rows = Rows(kernels(), "documents")
+    table = [["heads", "mean length", "FlexAttention, ms", "FlashAttention (varlen), ms", "dense cuDNN, ms"]]
+    for rows_of, heads, dim in (("32", "12", "64"), ("16", "16", "128")):
+        packed = (str(int(rows_of) * 2048), heads, dim)
+        dense = rows.of("dense cuDNN fwd+bwd", (rows_of, "2048", heads, dim))
+        for length in ("500", "2000"):
+            times = [rows.of(f"{kernel}, documents of {length} fwd+bwd", packed) for kernel in ("flex", "varlen")]
+            cells = [digits(each) for each in (*times, dense)]
+            table.append([f"{heads} of {dim}", f"{int(length):,}", *cells])
+    return table
+
+
 def vocabularies() -> Table:
-    """The peak memory of the loss of 16,384 tokens, and training, with 32,000 and 131,072 entries."""
+    """The loss of 16,384 tokens, and training, with 32,000 and 131,072 entries."""
     steps = {row["vocab_size"]: row for row in read("vocabularies")}
     rows = Rows(kernels(), "vocabularies")
-    table = [["entries", "loss, MiB", "with all logits, MiB", "`transformer_pp_110m`, tokens/s", "GiB"]]
+    table = [["entries", "loss compiled: ms, MiB", "all logits: ms, MiB", "`transformer_pp_110m`, tokens/s", "memory"]]
     for size, step in steps.items():
         cells = []
         for name in ("loss compiled", "loss with all logits, compiled"):
-            peak = rows.of(f"{name}, {int(size):,} entries", ("16384", "", "768"), "peak_mib")
-            cells.append(f"{peak:,.0f}")
-        table.append([f"{int(size):,}", *cells, rate(step), f"{float(step['peak_gib']):.1f}"])
+            time, peak = (
+                rows.of(f"{name}, {int(size):,} entries", ("16384", "", "768"), key) for key in ("p50", "peak_mib")
+            )
+            cells.append(f"{digits(time)}, {peak:,.0f}")
+        table.append([f"{int(size):,}", *cells, rate(step), f"{float(step['peak_gib']):.1f} GiB"])
     return table
 
 
 def masks() -> Table:
     """Drafts with and without a document mask."""
     rows = {(row["model"], row["mask"]): row for row in read_csv(MASKS)}
-    table = [["model", "in-domain loss", "with a mask", f"gap to `{COMPARED}`", "with a mask"]]
+    table = [
+        ["model", "in-domain loss", "with a mask", "OOD loss", "with a mask", f"gap to `{COMPARED}`", "with a mask"]
+    ]
     for name in dict.fromkeys(name for name, _ in rows):
         both = [rows.get((name, mask)) for mask in ("no", "yes")]
         cells = []
-        for key, form in (("in_domain", "{:.3f}"), ("gap", "{:+.3f}")):
+        for key, form in (("in_domain", "{:.3f}"), ("ood", "{:.3f}"), ("gap", "{:+.3f}")):
             cells += [form.format(float(row[key])) if row and row[key] else "-" for row in both]
         table.append([f"`{name}`", *cells])
     return table

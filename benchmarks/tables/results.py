@@ -86,18 +86,19 @@ def verdicts() -> dict[str, str]:
 def fourteen() -> Table:
     """The gaps: one row for each architecture of the paper's figures 1(b) and 6(a)."""
     head = ["model", "the paper", "pairs", "gap at 340M", "verdict"]
-    table = [[*head, "recallable tokens", "other tokens", "copying saves"]]
-    names = models()
+    table = [[*head, "recallable tokens", "other tokens", "copying saves", "tokens, ratio", "time, ratio"]]
+    names, standings = models(), {row["run"]: row for row in read_csv(RESULTS / "fourteen/standings.csv")}
     better = sum(raw(model) < 0 for model in names)
     rows = gaps("fourteen")
     for model in (*names[:better], REFERENCE, *names[better:]):
         saved = copying(model)
         if model == REFERENCE:
-            table.append([f"`{model}`", "", "", "0", "", "", "", saved])
+            table.append([f"`{model}`", "", "", "0", "", "", "", saved, "1", "1"])
             continue
         one = rows[model, SMALL, "mean, raw"]
         own, *parts = (cell(rows[model, SMALL, f"mean, {of}"]) for of in ("raw", "recallable tokens", "other tokens"))
-        row = [PAPER[model], one["pairs"], own, verdicts()[model], *parts, saved]
+        ratios = (f"{float(standings[model][key]):.2f}" for key in ("tokens_ratio", "time_ratio"))
+        row = [PAPER[model], one["pairs"], own, verdicts()[model], *parts, saved, *ratios]
         table.append([f"`{model}`", *(each.replace("± ", "±") for each in row)])
     return table
 
