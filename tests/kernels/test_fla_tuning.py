@@ -98,7 +98,7 @@ def test_where_none_of_the_few_fits_all_are_tried(monkeypatch):
 def test_another_value_of_the_variable_is_refused(monkeypatch):
     monkeypatch.setenv(fla_tuning.VARIABLE, "some")
     fla_tuning.fla_module.cache_clear()
-    with pytest.raises(UserError, match="SEQARCH_FLA_TUNING must be few or full, not some"):
+    with pytest.raises(UserError, match="SEQARCH_FLA_TUNING in the environment 'some': expected few or full"):
         fla_tuning.fla_module("fla.ops.rwkv7")
 
 
