@@ -122,6 +122,7 @@ def test_there_are_recipes():
     assert any(name.startswith("ablations/") for name in NAMES)
 
 
+@pytest.mark.commands
 @pytest.mark.no_cover
 @pytest.mark.parametrize("name", NAMES)
 def test_full_size_model_has_the_published_number_of_parameters(name):

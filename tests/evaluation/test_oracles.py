@@ -135,6 +135,7 @@ def test_no_task_is_left_out():
     assert {task.group for task in every_task(Asked())} == {*TEXTS, *TOKENS, *COSTS}
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize("name", NAMES)
 def test_scores(name, rows, data):
     limit = 2 if name.startswith("passkey") else None

@@ -68,6 +68,7 @@ def asked_of(shards, **options):
     return Request(["Top1Chunk"], sizes=["0.05M", "0.1M"], data=str(shards), options=OPTIONS, **options)
 
 
+@pytest.mark.commands
 @pytest.mark.parametrize(("more", "power"), [({}, -1 / 3), ({"model.base_width": "32"}, 0)])
 def test_rungs_match_compute_and_carry_the_rates(more, power, shards, tmp_path, monkeypatch):
     plans = []
