@@ -15,14 +15,23 @@ def documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop in all_documents(cu_seqlens, length) if start < stop]
 
 
-def cut_documents(cu_seqlens: Tensor, size: int, count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
+def cut_documents(
+    cu_seqlens: Tensor, size: int, count: int, length: int, *, complete: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Cut each of the documents in a row of `length` tokens into pieces of at most `size`. Reads nothing on the host.
+
+    Args:
+        cu_seqlens: `[N + 1]` borders of the documents.
+        size: tokens of a piece.
+        count: number of pieces to return.
+        length: tokens of the row.
+        complete: leave out the shorter piece at the end of a document.
 
     Returns:
         The first piece of each document, `[N + 1]`. For `count` pieces, the last of which may be empty, the document
         and the first token of each; `length` for an empty one. All are int32.
     """
-    pieces = (cu_seqlens.diff() + size - 1) // size
+    pieces = (cu_seqlens.diff() + (0 if complete else size - 1)) // size
     first = F.pad(pieces.cumsum(0, dtype=torch.int32), (1, 0))
     piece = torch.arange(count, device=cu_seqlens.device, dtype=torch.int32)
     document = torch.searchsorted(first[1:], piece, right=True, out_int32=True).clamp_max(pieces.shape[0] - 1)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from seqarch.arguments import Count, Interval
 from seqarch.kernels import attention_entropy, flops, softmax_attention, top1_chunk_attention
 from seqarch.kernels.blocks import expand_heads, over_query_blocks, positions, scores
+from seqarch.kernels.packed import cut_documents
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked, longest_document
 from seqarch.kernels.top1_chunk.op import heaviest_chunks, mean_keys
 from seqarch.mixers.attention import CoreAttention
@@ -171,8 +172,8 @@ class NSACore(AttentionCore):
         """
         size, length, queries = self.chunk_size, k.shape[1], q.shape[1]
         longest = min(longest_document(k, cu_seqlens) or length, length)
-        first, starts = _complete_chunks(cu_seqlens, size, length)
-        places = starts.unsqueeze(1) + torch.arange(size, device=k.device)
+        first, _, starts = cut_documents(cu_seqlens, size, length // size, length, complete=True)
+        places = starts.clamp_max(length - size).unsqueeze(1) + torch.arange(size, device=k.device)
         means = [at_least_float32(t[0, places]).mean(1) for t in (k, v)]
         blocks = -(-queries // longest)
         at = torch.arange(blocks * longest, device=k.device).clamp_max(queries - 1) + length - queries
@@ -186,12 +187,12 @@ class NSACore(AttentionCore):
             F.pad(q, (0, 0, 0, 0, 0, blocks * longest - queries)).view(blocks, longest, *q.shape[2:]),
             (means[0][seen], means[1][seen]),
         )
-        options: Any = {"first": (first[document] - begin)[:, None, :, None], "most": longest // size}
+        own_first = (first[document] - begin)[:, None, :, None]
         if torch.is_grad_enabled():  # as `over_query_blocks`
             again: Any = {"use_reentrant": False, "preserve_rng_state": False}
-            found = checkpoint(op, *of_block, scale, size, **again, **options)
+            found = checkpoint(op, *of_block, scale, size, own_first, **again)
         else:
-            found = op(*of_block, scale, size, **options)
+            found = op(*of_block, scale, size, own_first)
         return found.flatten(0, 1)[None, :queries]
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
@@ -215,19 +216,6 @@ class NSACore(AttentionCore):
         return f"chunk_size={self.chunk_size}, selected_chunks={self.selected_chunks}, window={self.window}"
 
 
-def _complete_chunks(cu_seqlens: Tensor, size: int, length: int) -> tuple[Tensor, Tensor]:
-    """The complete chunks of packed documents, which start anew in each.
-
-    Returns:
-        The number of chunks before each document, `[N + 1]`, and the first token of each chunk, `[length // size]`. The
-        last entries may be no chunks; they start somewhere in the row.
-    """
-    first = F.pad((cu_seqlens.diff() // size).cumsum(0), (1, 0))
-    chunk = torch.arange(length // size, device=cu_seqlens.device)
-    document = torch.searchsorted(first[1:], chunk, right=True).clamp_max(first.shape[0] - 2)
-    return first, (cu_seqlens[document] + (chunk - first[document]) * size).clamp_max(length - size)
-
-
 First = int | Tensor
 """Which of the means is that of the first chunk of a query's document: 0, or a tensor that goes with `i`."""
 
@@ -244,9 +232,7 @@ def _weights(i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int, 
     return s.masked_fill(~seen, torch.finfo(s.dtype).min).softmax(-1) * seen
 
 
-def _attend(
-    i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int, first: First = 0, most: int | None = None
-) -> Tensor:
+def _attend(i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int, first: First = 0) -> Tensor:
     weights = _weights(i, q, means, scale, chunk_size, first)
     values = expand_heads(means[1], q.shape[2]).transpose(1, 2)
     with torch.autocast(q.device.type, enabled=False):
@@ -254,24 +240,15 @@ def _attend(
 
 
 def _select(
-    i: Tensor,
-    q: Tensor,
-    means: Means,
-    scale: float,
-    chunk_size: int,
-    first: First = 0,
-    most: int | None = None,
-    *,
-    count: int,
-    n_kv_heads: int,
+    i: Tensor, q: Tensor, means: Means, scale: float, chunk_size: int, first: First = 0, *, count: int, n_kv_heads: int
 ) -> Tensor:
-    """The heaviest chunks, counted from the first of the query's document, which has `most` at most."""
+    """The heaviest chunks, counted from the first of the query's document."""
     own = i // chunk_size
     mass = _weights(i, q, means, scale, chunk_size, first).unflatten(1, (n_kv_heads, -1)).sum(2)
-    if most is not None:
-        index = (first + torch.arange(most, device=q.device)).clamp_max(mass.shape[-1] - 1)
-        mass = mass.gather(-1, index.expand(*mass.shape[:3], -1))
     chunk = torch.arange(mass.shape[-1], device=q.device)
+    if isinstance(first, Tensor):
+        index = (first + chunk).clamp_max(mass.shape[-1] - 1)
+        mass = mass.gather(-1, index.expand(*mass.shape[:3], -1))
     mass = mass.masked_fill((chunk == 0) | (chunk == own - 1), float("inf"))
     return expand_heads(heaviest_chunks(own, mass, count), q.shape[2])
 

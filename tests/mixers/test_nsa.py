@@ -141,7 +141,7 @@ def test_compressed_documents_are_as_if_alone_and_need_no_new_graph(queries, lon
         chunks = core.select(q, k, 1.0, cu_seqlens)
         return core._compress(_attend, q, k, v, 1.0, cu_seqlens, None), chunks
 
-    def alone(start, stop):
+    def of_document(start, stop):
         own_q, own_k, own_v = (t[:, start:stop] for t in (q, k, v))
         return core.select(own_q, own_k, 1.0), core._compress(_attend, own_q, own_k, own_v, 1.0, None, None)
 
@@ -151,7 +151,7 @@ def test_compressed_documents_are_as_if_alone_and_need_no_new_graph(queries, lon
         with torch.compiler.set_stance("fail_on_recompile" if number else "default"):
             attended, chunks = compiled(q, k, v, torch.tensor(borders, dtype=torch.int32))
         wanted, expected = zip(
-            *(alone(*pair) for pair in itertools.pairwise(borders) if pair[0] < pair[1]), strict=True
+            *(of_document(*pair) for pair in itertools.pairwise(borders) if pair[0] < pair[1]), strict=True
         )
         assert torch.equal(chunks, torch.cat(wanted, dim=1)[:, -queries:])
         expected = torch.cat(expected, dim=1)[:, -queries:]
