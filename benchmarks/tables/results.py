@@ -123,18 +123,6 @@ def order_by_copying() -> str:
     return f"{rank_correlation([0.0, *map(raw, names)], saved):.2f}"
 
 
-def order_later() -> str:
-    """The rank correlation of the gaps at 340M and at 1.02B tokens, and the number of models."""
-    (row,) = read_csv(RESULTS / "fourteen/ranks.csv")[-1:]
-    return f"{float(row['rank_correlation']):.2f} ({int(row['models']) + 1} models)"
-
-
-def other_tokens() -> str:
-    """The least and the largest gap on tokens that are not recallable."""
-    found = [raw(model, "mean, other tokens") for model in models()]
-    return f"{min(found):+.3f} to {max(found):+.3f}"
-
-
 def copying(model: str) -> str:
     """Nats per token that copying saves after 340M tokens."""
     return f"{ends('fourteen', model, SMALL)['copying']:.2f}"

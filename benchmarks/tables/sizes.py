@@ -89,12 +89,10 @@ def gaps_of_110m() -> Table:
 
 def decisions_of_110m() -> Table:
     """How the order at 42M predicts the order at 110M after each budget, for gaps and in-domain losses."""
-    table = [["tokens at 110M", "models", *(f"{name}: {part}" for name in LOSSES.values() for part in DECISION)]]
+    table = [["tokens at 110M", *(f"{name}: {part}" for name in LOSSES.values() for part in DECISION)]]
     for tokens in BUDGETS:
-        both = [rungs(loss, tokens) for loss in LOSSES]
-        found = (decision_rows(accuracies(at))[1] for at in both)
-        cells = (cell for row in found for cell in row[2:4])
-        table.append([readable(tokens), str(len(both[0]["110M"])), *cells])
+        found = (decision_rows(accuracies(rungs(loss, tokens)))[1] for loss in LOSSES)
+        table.append([readable(tokens), *(cell for row in found for cell in row[2:4])])
     return table
 
 
@@ -104,20 +102,11 @@ def order_of_110m(loss: str, tokens: int = PREDICTED) -> str:
     return f"{sum(tested)} of {len(tested)}"
 
 
-def gap_at_110m(model: str, tokens: str) -> str:
-    """The gap of a model with 110M parameters."""
-    return _of_110m("pairs", model, tokens, "gap", "+")
-
-
 def copying_at_110m(tokens: str) -> str:
     """What the reference of 110M parameters saves by copying, nats per token."""
-    return _of_110m("losses", REFERENCE, tokens, "copying", "")
-
-
-def _of_110m(table: str, model: str, tokens: str, column: str, sign: str) -> str:
-    rows = read_csv(RESULTS / f"medium/{table}.csv")
-    (found,) = (row[column] for row in rows if (row["model"], readable(int(row["tokens"]))) == (model, tokens))
-    return f"{float(found):{sign}.3f}"
+    rows = [row for row in read_csv(RESULTS / "medium/losses.csv") if row["model"] == REFERENCE]
+    (saved,) = (row["copying"] for row in rows if readable(int(row["tokens"])) == tokens)
+    return f"{float(saved):.3f}"
 
 
 def figure() -> Picture:

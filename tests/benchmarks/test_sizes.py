@@ -52,7 +52,7 @@ def test_gaps_of_both_sizes_are_matched_and_scored(tmp_path: Path) -> None:
 
 def test_the_order_of_the_smaller_size_is_scored_by_pairs() -> None:
     """DeltaNet and the reference swap places, and so do Mamba-2 and the window."""
-    right = {row[0]: (row[2], row[4]) for row in sizes.decisions_of_110m()[1:]}
+    right = {row[0]: (row[1], row[3]) for row in sizes.decisions_of_110m()[1:]}
     assert right["131M"] == ("4 of 6 (67%)", "6 of 6 (100%)")
     assert [sizes.order_of_110m(loss) for loss in sizes.LOSSES] == ["4 of 6", "6 of 6"]
 
