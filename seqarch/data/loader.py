@@ -129,6 +129,7 @@ class TrainLoader:
             return
         except UserError as error:
             message = str(error).strip().rpartition("UserError: ")[2]  # a worker's message follows a traceback
+            error.with_traceback(None)  # which a frame of PyTorch holds: the two would wait for garbage collection
         # Here the frames of the error are gone, and with them the workers, for whom the process would wait for ever.
         raise UserError(message)
 

@@ -1,6 +1,7 @@
 import functools
 import json
 import math
+import multiprocessing
 import os
 import shutil
 from pathlib import Path
@@ -179,11 +180,13 @@ def test_litdata_writes_the_same(shards: Path, tmp_path: Path, monkeypatch, litd
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_file_that_goes_while_it_is_read(copy: Path, name: str, spoil: Any, workers: int) -> None:
     data = TextDataModule(str(copy.parent), {"web": 1.0}, sequence_length=64, num_workers=workers)
+    before = multiprocessing.active_children()
     batches = iter(data.train_dataloader())
     next(batches)
     spoil(copy / "train" / name)
     with pytest.raises(UserError, match=f"{name} is missing or cut short; restore it"):
         list(batches)
+    assert [each for each in multiprocessing.active_children() if each not in before] == []
 
 
 def test_documents_that_go_while_they_are_read(copy: Path) -> None:
