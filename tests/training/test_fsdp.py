@@ -32,7 +32,7 @@ STEPS = 2
 RATE = 1e-6
 """So small that bf16 would lose the updates of most parameters."""
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS])]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.commands), pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS])]
 
 
 def build(name, **options):
@@ -167,7 +167,6 @@ def run_two(kind, path):
     assert [rank.exitcode for rank in ranks] == [0, 0]
 
 
-@pytest.mark.commands
 @pytest.mark.parametrize("name", MIXERS)
 def test_only_matrices_are_rounded(name, results):
     """The other parameters of a block, such as a decay, include the last small update."""
