@@ -8,10 +8,10 @@ import pytest
 from seqarch.exam.plan import Entrant, Exam
 from seqarch.exam.verdict import compared, judge
 from seqarch.report import compare
-from tests.report.conftest import unpainted  # noqa: F401  (a fixture)
+from tests.report.conftest import undrawn  # noqa: F401  (a fixture)
 from tests.report.test_finished_runs import with_branches
 
-pytestmark = pytest.mark.usefixtures("unpainted")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 RECIPE = {"model": {"learning_rate": 1e-3}}
 

@@ -12,3 +12,9 @@ def unpainted(monkeypatch):
         return written
 
     monkeypatch.setattr("seqarch.report.panels.write", write)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave the figures out of reports, for tests of their words and numbers."""
+    monkeypatch.setattr("seqarch.report.Comparison.figures", lambda *_: {})
