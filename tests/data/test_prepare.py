@@ -106,6 +106,7 @@ def test_row_groups_of_parquet_cost_nothing(tmp_path: Path, monkeypatch: pytest.
     assert 10 < len(list(sources.cut([tmp_path / "many.parquet"], Select("text")))) < 300
 
 
+@pytest.mark.commands
 @pytest.mark.usefixtures("small_pieces")
 def test_the_number_of_workers_changes_nothing(jsonl: Write, tmp_path: Path) -> None:
     files = [jsonl(make_texts(60, seed), f"{seed}.jsonl") for seed in range(2)]
@@ -359,7 +360,7 @@ def test_documents_are_selected_by_their_tokens(
     jsonl: Write, tmp_path: Path, small_pieces: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = [f"{length:04d}".ljust(length, ".") for length in range(90, 110)]
-    options: dict[str, Any] = {"holdout": 0, "min_tokens": 96, "max_tokens": 105}
+    options: dict[str, Any] = {"holdout": 0, "min_tokens": 96, "max_tokens": 105, "workers": 1}
     manifest = prepare([jsonl(texts)], tmp_path / "out", "web", "byte", **options)
     assert texts_of(tmp_path / "out" / "web", "train") == texts[5:15], "95 to 104 bytes and a token that ends them"
     assert (manifest.short_documents, manifest.long_documents, manifest.empty_documents) == (5, 5, 0)
@@ -367,7 +368,7 @@ def test_documents_are_selected_by_their_tokens(
     assert Domain(tmp_path / "out" / "web").manifest == manifest
     assert "; left out: 5 of fewer than 96 tokens, 5 of more than 105 tokens" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"no document in train of .*left out: 0 empty, [1-9]"):
-        prepare([jsonl(texts)], tmp_path / "out", "none", "byte", min_tokens=200)
+        prepare([jsonl(texts)], tmp_path / "out", "none", "byte", min_tokens=200, workers=1)
 
 
 def test_shard_files_of_limited_size(jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,7 @@ def test_parquet_with_a_text_that_is_not_utf8(tmp_path: Path) -> None:
         prepare([tmp_path / "a.parquet"], tmp_path / "out", "web", "byte", holdout=0)
 
 
+@pytest.mark.commands
 @pytest.mark.usefixtures("small_pieces")
 def test_the_first_wrong_line_is_named_by_workers_too(jsonl: Write, tmp_path: Path) -> None:
     file = jsonl(make_texts(100, 0))
