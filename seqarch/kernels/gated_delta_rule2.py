@@ -65,19 +65,12 @@ def gated_delta_rule2(
 
 
 def gated_delta_rule2_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    erase: Tensor,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, erase: Tensor, *rest: Any
 ) -> Recurred:
     """As `gated_delta_rule2`: RWKV-7's recurrence that looks up `-erase * k` in the decayed state and adds along k."""
     with torch.autocast(q.device.type, enabled=False):
         lookup = -log_decay.exp() * at_least_float32(erase) * at_least_float32(k)
-    return rwkv7_reference(q, k, v, log_decay, lookup, k, scale, None, initial_state, cu_seqlens)
+    return rwkv7_reference(q, k, v, log_decay, lookup, k, *rest)
 
 
 @torch.compiler.disable()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.kernels.tensors import all_documents
+from seqarch.kernels.tensors import Recurred, all_documents
 
 
 def documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
@@ -90,6 +90,30 @@ def each_document(
     zeros = _of_all(torch.zeros_like, next(state for state in states if state is not None))
     known = (zeros if state is None else state for state in states)
     return torch.cat(outputs, dim=1), _of_all(lambda *each: torch.cat(each), *known)
+
+
+def recur(
+    forms: Sequence[Recurrence],
+    tensors: Sequence[Tensor | None],
+    scale: float,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> Recurred:
+    """The reference of a recurrence: `each_document` at least in float32, outputs times `scale` as the first tensor.
+
+    Args:
+        forms: the recurrence in steps, which single tokens take, and in chunks.
+        tensors: its arguments along T.
+        scale: factor on the outputs.
+        initial_state: see `each_document`.
+        cu_seqlens: see `each_document`.
+    """
+    first: Any = tensors[0]
+    wide = torch.promote_types(first.dtype, torch.float32)
+    with torch.autocast(first.device.type, enabled=False):
+        given = [None if t is None else t.to(wide) for t in tensors]
+        o, state = each_document(forms[first.shape[1] > 1], given, initial_state, cu_seqlens)
+        return (scale * o).to(first.dtype), state
 
 
 def _of_all(function: Callable[..., Tensor], *states: Any) -> Any:

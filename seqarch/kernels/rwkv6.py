@@ -9,7 +9,7 @@ from torch import Tensor
 from seqarch.kernels.chunks import chunk_length, decayed_products, join_chunks, split_chunks
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import Backend, Op
-from seqarch.kernels.packed import each_document
+from seqarch.kernels.packed import recur
 from seqarch.kernels.tensors import Recurred, at_least_float32, autocast_cast, check_sequences, state_or_zeros
 
 
@@ -56,22 +56,10 @@ def rwkv6(
     return RWKV6.run(backend, r, k, v, log_decay, bonus, scale, initial_state, cu_seqlens)
 
 
-def rwkv6_reference(
-    r: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    bonus: Tensor,
-    scale: float,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> Recurred:
+def rwkv6_reference(r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, *rest: Any) -> Recurred:
     """As `rwkv6`, computed at least in float32."""
-    op = partial(rwkv6_recurrent if r.shape[1] == 1 else rwkv6_chunked, bonus=at_least_float32(bonus))
-    tensors = [at_least_float32(t) for t in (r, k, v, log_decay)]
-    with torch.autocast(r.device.type, enabled=False):
-        o, state = each_document(op, tensors, initial_state, cu_seqlens)
-        return (scale * o).to(v.dtype), state
+    forms = [partial(form, bonus=at_least_float32(bonus)) for form in (rwkv6_recurrent, rwkv6_chunked)]
+    return recur(forms, (r, k, v, log_decay), *rest)
 
 
 def rwkv6_recurrent(

@@ -9,8 +9,8 @@ from seqarch.errors import UserError
 from seqarch.kernels.chunks import chunk_length, decayed_products, join_chunks, split_chunks
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import Backend, Op, wide_keys
-from seqarch.kernels.packed import each_document
-from seqarch.kernels.tensors import Recurred, at_least_float32, autocast_cast, check_sequences, state_or_zeros
+from seqarch.kernels.packed import recur
+from seqarch.kernels.tensors import Recurred, autocast_cast, check_sequences, state_or_zeros
 
 
 def rwkv7(
@@ -62,27 +62,14 @@ def rwkv7(
     check_sequences({**keys, "log_decay [B, T, H, K] wide": log_decay, **others}, cu_seqlens)
     if lower_bound is not None and lower_bound >= 0:
         raise UserError(f"lower_bound must be below 0, as logarithms of decays are, not {lower_bound}")
-    return RWKV7.run(backend, r, k, v, log_decay, a, b, scale, lower_bound, initial_state, cu_seqlens)
+    return RWKV7.run(backend, r, k, v, log_decay, a, b, scale, initial_state, cu_seqlens, lower_bound)
 
 
 def rwkv7_reference(
-    r: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    a: Tensor,
-    b: Tensor,
-    scale: float,
-    lower_bound: float | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
+    r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, scale: float, state: Any, cu: Any, *_: Any
 ) -> Recurred:
     """As `rwkv7`, computed at least in float32; `lower_bound` is not used."""
-    op = rwkv7_recurrent if r.shape[1] == 1 else rwkv7_chunked
-    tensors = [at_least_float32(t) for t in (r, k, v, log_decay, a, b)]
-    with torch.autocast(r.device.type, enabled=False):
-        o, state = each_document(op, tensors, initial_state, cu_seqlens)
-        return (scale * o).to(v.dtype), state
+    return recur((rwkv7_recurrent, rwkv7_chunked), (r, k, v, log_decay, a, b), scale, state, cu)
 
 
 def rwkv7_recurrent(
@@ -142,9 +129,9 @@ def _carry(
 
 
 def _fla(
-    r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, scale: float, lower_bound: Any, *rest: Any
+    r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, a: Tensor, b: Tensor, scale: float, state: Any, *rest: Any
 ) -> Recurred:
-    state, cu_seqlens = rest
+    cu_seqlens, lower_bound = rest
     step = r.shape[1] == 1 and not torch.is_grad_enabled()
     options: dict[str, Any] = {"scale": scale, "step": step, "cu_seqlens": cu_seqlens}
     options["initial_state"] = None if state is None else state.float()

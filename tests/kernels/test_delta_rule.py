@@ -48,8 +48,8 @@ def assert_same(actual, expected, ratio=1e-10):
 @pytest.mark.parametrize("T", [1, 5, 64, 150])
 def test_chunks_equal_steps(T, decay):
     tensors = draw(T, decay=decay)
-    expected = delta_rule_recurrent(*tensors, scale=0.3)
-    actual = delta_rule_chunked(*tensors, scale=0.3)
+    expected = delta_rule_recurrent(*tensors)
+    actual = delta_rule_chunked(*tensors)
     assert_same(actual + gradients(actual, tensors), expected + gradients(expected, tensors))
 
 
@@ -58,7 +58,7 @@ def test_a_strong_decay_does_not_blur_weak_ones():
     with torch.no_grad():
         tensors[4][:, 10] = -1e6
     wide = each(tensors, torch.Tensor.double)
-    assert_same(delta_rule_chunked(*tensors, scale=0.3), delta_rule_recurrent(*wide, scale=0.3), 1e-6)
+    assert_same(delta_rule_chunked(*tensors), delta_rule_recurrent(*wide), 1e-6)
 
 
 def test_definition_written_out():

@@ -101,7 +101,7 @@ def written_out(layer: Any, x: Tensor) -> Tensor:
     if hasattr(layer, "A_log"):
         log_decay = -layer.A_log.exp() * F.softplus(layer.a_proj(x) + layer.dt_bias)
     v = heads(layer.v_proj, layer.v_conv1d)
-    o, _ = delta_rule_recurrent(q, k, v, beta, log_decay, None, k.shape[-1] ** -0.5)
+    o, _ = delta_rule_recurrent(k.shape[-1] ** -0.5 * q, k, v, beta, log_decay, None)
     o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-6) * layer.o_norm.weight
     if layer.use_gate:
         o = o * F.silu(layer.g_proj(x)).view_as(o)

@@ -72,7 +72,7 @@ def _reference(
     q, k, v, log_decay, beta = (at_least_float32(t) for t in (q, k, v, log_decay, beta))
     written = beta[..., None] * k
     o, state = rwkv7_reference(
-        q, written, v, log_decay, k * log_decay.exp(), -written, scale, None, initial_state, cu_seqlens
+        q, written, v, log_decay, k * log_decay.exp(), -written, scale, initial_state, cu_seqlens
     )
     return o.to(dtype), state
 
