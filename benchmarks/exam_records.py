@@ -21,9 +21,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from seqarch.runs.folder import CONFIG, CURVES, EVALUATIONS, EXAM_NOTE, RECORD, branches, is_finished, read_config
 from seqarch.runs.keys import flatten
-from seqarch.runs.layout import CONFIG, CURVES, EVALUATIONS, EXAM_NOTE, RECORD, branches
-from seqarch.runs.record import is_finished, read_config
 
 KEPT = (CONFIG, CURVES, RECORD, EXAM_NOTE)
 

@@ -34,7 +34,7 @@ import torch
 
 from seqarch import cli
 from seqarch.experiment import run
-from seqarch.runs.layout import checkpoints
+from seqarch.runs.folder import checkpoints
 
 STEPS_PER_KILL = 20
 OPTIONS = {

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from seqarch.runs.curves import read_rows
-from seqarch.runs.record import read_record
+from seqarch.runs.folder import read_record
 from tests import processes
 from tests.conftest import wait_for
 from tests.test_docs import FILE_NAME, blocks

@@ -6,7 +6,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.cli.bench import subcommand
 from seqarch.errors import UserError, say
-from seqarch.runs.layout import checkpoints, is_sharded, named_checkpoint
+from seqarch.runs.folder import checkpoints, is_sharded, named_checkpoint
 from seqarch.tables import aligned
 
 

@@ -11,7 +11,7 @@ from seqarch.evaluation.rows import RowFiles
 from seqarch.evaluation.scorer import Scorer
 from seqarch.evaluation.task import Scores, Task, evaluate
 from seqarch.runs.files import check_folder
-from seqarch.runs.layout import EVALUATIONS, result_path
+from seqarch.runs.folder import EVALUATIONS, result_path
 from seqarch.runs.results import IDENTITY, Result, Value, interval, read_result, write_result
 
 

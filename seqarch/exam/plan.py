@@ -22,9 +22,20 @@ from seqarch.data.verified import cache_folder
 from seqarch.errors import UserError
 from seqarch.runs.curves import last_step
 from seqarch.runs.files import read_json, write_json
+from seqarch.runs.folder import (
+    CHECKPOINTS,
+    CURVES,
+    EVENTS,
+    EXAM_NOTE,
+    RECORD,
+    TENSORBOARD,
+    is_finished,
+    newest_checkpoint,
+    read_note,
+    status,
+    write_note,
+)
 from seqarch.runs.keys import without
-from seqarch.runs.layout import CHECKPOINTS, CURVES, EVENTS, EXAM_NOTE, RECORD, TENSORBOARD, newest_checkpoint
-from seqarch.runs.record import is_finished, read_note, status, write_note
 
 DECIDES = ("data", "kernels", "mixers", "model", "evaluation", "training", "experiment")
 """Folders and files of seqarch that decide what a run trains and measures."""

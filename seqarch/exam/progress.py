@@ -13,8 +13,7 @@ from rich.text import Text
 
 from seqarch.errors import UserError, say
 from seqarch.runs.curves import last_step
-from seqarch.runs.layout import CURVES, branches, step_of
-from seqarch.runs.record import has_diverged, is_finished
+from seqarch.runs.folder import CURVES, branches, has_diverged, is_finished, step_of
 from seqarch.tables import readable_time
 
 SHARE = 0.05

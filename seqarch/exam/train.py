@@ -29,8 +29,7 @@ from seqarch.plugins import allow_flags
 from seqarch.runs import tags
 from seqarch.runs.curves import read_curves
 from seqarch.runs.files import check_folder, locked, write_text
-from seqarch.runs.layout import CHECKPOINTS, CURVES, branches
-from seqarch.runs.record import has_diverged, is_finished, read_note, status, write_note
+from seqarch.runs.folder import CHECKPOINTS, CURVES, branches, has_diverged, is_finished, read_note, status, write_note
 
 FIRST = (1.0, 1.5, 2.2)
 """Multiples of the size's rate."""

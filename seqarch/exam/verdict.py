@@ -26,7 +26,7 @@ from seqarch.report.draft import Draft
 from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.report.tables import budget_rows
 from seqarch.runs.files import replaced, write_json, write_text
-from seqarch.runs.record import is_finished
+from seqarch.runs.folder import is_finished
 from seqarch.runs.tags import IN_DOMAIN, MEAN
 from seqarch.tables import markdown, readable
 

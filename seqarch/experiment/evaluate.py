@@ -20,8 +20,7 @@ from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import evaluate_into
 from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.experiment.load import load
-from seqarch.runs.layout import CHECKPOINTS, CONFIG, named_checkpoint, run_of
-from seqarch.runs.record import read_config
+from seqarch.runs.folder import CHECKPOINTS, CONFIG, named_checkpoint, read_config, run_of
 from seqarch.runs.results import Result
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.integrity import fingerprint

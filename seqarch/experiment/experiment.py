@@ -30,9 +30,8 @@ from seqarch.experiment.run import (
 from seqarch.experiment.tree import modules_of_classes
 from seqarch.model import SequenceLM
 from seqarch.plugins import check_parsed, split_allowed
+from seqarch.runs.folder import is_finished, named_checkpoint, newest_checkpoint, status
 from seqarch.runs.keys import flatten
-from seqarch.runs.layout import named_checkpoint, newest_checkpoint
-from seqarch.runs.record import is_finished, status
 from seqarch.runs.results import Value
 from seqarch.training import LanguageModel
 from seqarch.training.branches import branch_config, branch_steps, unfinished_branches

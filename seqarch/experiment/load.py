@@ -15,7 +15,7 @@ from seqarch.experiment.tree import read_plain
 from seqarch.mixers.registry import import_parts
 from seqarch.model import SequenceLM, stream
 from seqarch.model.decoder import check_drawn
-from seqarch.runs.layout import named_checkpoint
+from seqarch.runs.folder import named_checkpoint
 from seqarch.training import LanguageModel
 from seqarch.training.checkpoint import build_module, model_options, model_parser, read_checkpoint, tokenizer_of
 

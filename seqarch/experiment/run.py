@@ -25,8 +25,16 @@ from seqarch.report import report
 from seqarch.report.runs import load_run
 from seqarch.runs import tags
 from seqarch.runs.files import check_folder, refuse_place
-from seqarch.runs.layout import CONFIG, CURVES, PROFILE, event_folder, named_checkpoint, newest_checkpoint, run_of
-from seqarch.runs.record import is_finished
+from seqarch.runs.folder import (
+    CONFIG,
+    CURVES,
+    PROFILE,
+    event_folder,
+    is_finished,
+    named_checkpoint,
+    newest_checkpoint,
+    run_of,
+)
 from seqarch.tables import readable_time
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.callbacks.profile import Profile

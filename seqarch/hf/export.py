@@ -18,7 +18,7 @@ from seqarch.hf.world import CODE, RWKVWorldTokenizer
 from seqarch.report.runs import FILES, Run, load_run
 from seqarch.runs import tags
 from seqarch.runs.files import check_folder, replaced
-from seqarch.runs.layout import named_checkpoint, run_name, run_of
+from seqarch.runs.folder import named_checkpoint, run_name, run_of
 from seqarch.tables import markdown
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.weights import facts_of, write_content

@@ -21,8 +21,7 @@ from seqarch.hf.model import SeqarchConfig
 from seqarch.hf.rules import convert
 from seqarch.model import SequenceLM
 from seqarch.runs.files import atomic, check_file, check_folder, read_json
-from seqarch.runs.layout import TOKENIZER, checkpoint_path, run_name
-from seqarch.runs.record import write_config, write_record
+from seqarch.runs.folder import TOKENIZER, checkpoint_path, run_name, write_config, write_record
 from seqarch.training.checkpoint import check_entries, check_weights, read_tensors, tokenizer_files, tokenizer_of
 from seqarch.training.integrity import seal
 from seqarch.training.run_folder import describe_model, now

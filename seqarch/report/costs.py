@@ -9,7 +9,7 @@ import numpy as np
 
 from seqarch.report.runs import Group, Run
 from seqarch.runs import tags
-from seqarch.runs.record import read_note
+from seqarch.runs.folder import read_note
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from seqarch.errors import UserError, refused
 from seqarch.runs.files import read_numbers
-from seqarch.runs.layout import evaluation_path
+from seqarch.runs.folder import evaluation_path
 
 Draw = dict[str, np.ndarray]
 """How often each document of an evaluation set was drawn, by the set."""

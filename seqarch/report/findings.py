@@ -15,7 +15,7 @@ from seqarch.report.gap import FinishedModels, Seeds, seed_pairs
 from seqarch.report.roles import Role
 from seqarch.report.runs import DIVERGED, PARTS, Group, Run, Tag, check_losses, pick_reference, read_groups
 from seqarch.report.styles import FEW, Style, kind, styles
-from seqarch.runs.layout import branches, result_paths
+from seqarch.runs.folder import branches, result_paths
 from seqarch.runs.tags import MEAN, loss
 
 

@@ -14,9 +14,8 @@ from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.runs import tags
 from seqarch.runs.curves import Curve, Curves, read_curves
 from seqarch.runs.files import MOST, check_folder, is_label
+from seqarch.runs.folder import CONFIG, CURVES, RECORD, branches, explain_salvage, read_config, read_record
 from seqarch.runs.keys import flatten, may_differ
-from seqarch.runs.layout import CONFIG, CURVES, RECORD, branches
-from seqarch.runs.record import explain_salvage, read_config, read_record
 from seqarch.runs.tags import MEAN
 
 FILES = (RECORD, CONFIG, CURVES)

@@ -15,7 +15,7 @@ import numpy as np
 
 from seqarch.errors import UserError
 from seqarch.runs.files import is_label, read_json, read_numbers, write_arrays, write_json
-from seqarch.runs.layout import result_paths, step_of
+from seqarch.runs.folder import result_paths, step_of
 
 IDENTITY = ("task", "version", "rows", "settings", "tokenizer", "prefix", "precision", "checkpoint")
 """The entries that must be equal for two results to be the same measurement."""

@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError
-from seqarch.runs.layout import CURVES, EVALUATIONS, branches, evaluation_paths, step_of
-from seqarch.runs.record import is_finished, read_config, write_config
+from seqarch.runs.folder import (
+    CURVES,
+    EVALUATIONS,
+    branches,
+    evaluation_paths,
+    is_finished,
+    read_config,
+    step_of,
+    write_config,
+)
 from seqarch.training.module import LanguageModel
 from seqarch.training.schedule import decay_start
 

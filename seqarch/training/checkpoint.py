@@ -20,8 +20,8 @@ from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, one_line, refused
 from seqarch.plugins import check_parsed
 from seqarch.runs.files import atomic
+from seqarch.runs.folder import is_sharded
 from seqarch.runs.keys import difference
-from seqarch.runs.layout import is_sharded
 from seqarch.safe_yaml import check_plain
 from seqarch.training.integrity import check_checkpoint, damaged, seal
 from seqarch.training.module import LanguageModel

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers.logger import Logger
 from seqarch.errors import SeqarchWarning, UserError
 from seqarch.runs.curves import checksum, read_rows
 from seqarch.runs.files import sync, write_text
-from seqarch.runs.record import is_finished, read_record, write_record
+from seqarch.runs.folder import is_finished, read_record, write_record
 
 
 class CurvesLogger(Logger):

@@ -6,9 +6,8 @@ from typing import Any
 
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import say
+from seqarch.runs.folder import CURVES, named_checkpoint, read_config, run_of
 from seqarch.runs.keys import flatten
-from seqarch.runs.layout import CURVES, named_checkpoint, run_of
-from seqarch.runs.record import read_config
 from seqarch.training.provenance import Provenance
 
 TEXT = {"train", "shards", "sequence_length", "pack"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.errors import UserError, absent
-from seqarch.runs.layout import RECORD, is_sharded
+from seqarch.runs.folder import RECORD, is_sharded
 from seqarch.training.sharded.folder import Damage, Folder
 
 _COMMENT = b"seqarch sha256 "

@@ -9,8 +9,7 @@ from lightning.pytorch.loggers import CometLogger, MLFlowLogger, TensorBoardLogg
 from lightning.pytorch.loggers.logger import Logger
 
 from seqarch.errors import UserError
-from seqarch.runs.layout import RECORD, TENSORBOARD, event_folder, newest_checkpoint, run_name
-from seqarch.runs.record import read_record
+from seqarch.runs.folder import RECORD, TENSORBOARD, event_folder, newest_checkpoint, read_record, run_name
 
 
 class TensorBoard(TensorBoardLogger):

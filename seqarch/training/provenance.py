@@ -12,7 +12,7 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.data.manifest import Checked
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError
-from seqarch.runs.layout import run_of
+from seqarch.runs.folder import run_of
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Writes the run folder (`seqarch.runs.layout`): all that a report, a resumed run or a later reader needs."""
+"""Writes the run folder (`seqarch.runs.folder`): all that a report, a resumed run or a later reader needs."""
 
 import contextlib
 import dataclasses
@@ -21,8 +21,7 @@ import seqarch
 from seqarch.data.tokenizer_files import write_tokenizer
 from seqarch.errors import DivergedError, UserError, of_storage, one_line, say
 from seqarch.runs.curves import read_rows
-from seqarch.runs.keys import difference
-from seqarch.runs.layout import (
+from seqarch.runs.folder import (
     CONFIG,
     CURVES,
     EVENTS,
@@ -32,9 +31,14 @@ from seqarch.runs.layout import (
     TOKENIZER,
     event_folder,
     newest_checkpoint,
+    read_config,
+    read_record,
     run_name,
+    status,
+    write_config,
+    write_record,
 )
-from seqarch.runs.record import read_config, read_record, status, write_config, write_record
+from seqarch.runs.keys import difference
 from seqarch.training.branches import copy_measurements
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger

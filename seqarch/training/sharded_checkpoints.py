@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from seqarch.errors import UserError, one_line, refused
 from seqarch.runs.files import remove
-from seqarch.runs.layout import is_sharded
+from seqarch.runs.folder import is_sharded
 from seqarch.training.integrity import damaged
 from seqarch.training.sharded.folder import OPTIMIZERS, WEIGHTS, Damage, Folder
 from seqarch.training.sharded.plain import split

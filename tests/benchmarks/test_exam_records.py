@@ -13,7 +13,7 @@ import pytest
 from benchmarks.budget_tables import compared, ranks
 from benchmarks.exam_records import pack, unpack
 from seqarch.errors import UserError
-from seqarch.runs.layout import branch_path
+from seqarch.runs.folder import branch_path
 from seqarch.tables import read_csv
 from tests.report.runs_for_tests import write_run
 

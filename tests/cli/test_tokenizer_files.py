@@ -11,7 +11,7 @@ import seqarch
 from seqarch import cli
 from seqarch.data.tokenizers import begin_document
 from seqarch.errors import UserError
-from seqarch.runs.record import read_record
+from seqarch.runs.folder import read_record
 from tests.cli.test_commands import output
 from tests.conftest import flags
 

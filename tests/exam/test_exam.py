@@ -15,7 +15,7 @@ from seqarch.exam.derive import load_size
 from seqarch.exam.plan import remember
 from seqarch.exam.verdict import LIMITS
 from seqarch.experiment.experiment import Experiment
-from seqarch.runs.record import read_note, write_note
+from seqarch.runs.folder import read_note, write_note
 from tests.exam.conftest import SHRUNK, InProcess, examiner
 
 pytestmark = pytest.mark.commands

@@ -10,7 +10,7 @@ from seqarch.errors import DivergedError, UserError
 from seqarch.exam.plan import Entrant, Exam
 from seqarch.exam.pool import Pool
 from seqarch.exam.train import climb, rung_of, train
-from seqarch.runs.record import has_diverged, read_config, write_note, write_record
+from seqarch.runs.folder import has_diverged, read_config, write_note, write_record
 from tests.report.runs_for_tests import write_run
 
 RECIPE = {"model": {"learning_rate": 1e-3}, "trainer": {"max_steps": 800}, "branches": {"at": [0.5, 0.125]}}

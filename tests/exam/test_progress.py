@@ -5,7 +5,7 @@ import time
 import pytest
 
 from seqarch.exam.progress import Progress, shown
-from seqarch.runs.record import write_record
+from seqarch.runs.folder import write_record
 from seqarch.tables import readable_time
 
 RECIPE = {"trainer": {"max_steps": 100}, "model": {"decay_share": 0.2}, "branches": {"at": [0.5]}}

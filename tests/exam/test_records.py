@@ -19,8 +19,7 @@ from seqarch.exam.plan import difference, fingerprint, minutes_used, remember, r
 from seqarch.exam.pool import Stopped, Worker, share_cores, share_gpus
 from seqarch.exam.run import find_shards, text_files
 from seqarch.experiment.recipes import recipes_folder
-from seqarch.runs.layout import run_name
-from seqarch.runs.record import is_finished, write_note, write_record
+from seqarch.runs.folder import is_finished, run_name, write_note, write_record
 from seqarch.training.run_folder import check_same_run
 from tests.conftest import wait_for
 from tests.exam.works import die, echo, linger, see

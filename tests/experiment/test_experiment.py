@@ -29,7 +29,7 @@ from seqarch.experiment.run import outcome
 from seqarch.mixers.attention import Attention
 from seqarch.model import SequenceLM
 from seqarch.report.runs import load_run
-from seqarch.runs.record import read_config, read_record, write_config, write_record
+from seqarch.runs.folder import read_config, read_record, write_config, write_record
 from tests.conftest import MODEL, TINY
 from tests.report.runs_for_tests import write_run
 from tests.texts import code, prose

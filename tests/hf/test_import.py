@@ -21,7 +21,7 @@ from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
 from seqarch.hf.imports import import_model
 from seqarch.report import compare
-from seqarch.runs.record import read_record, write_record
+from seqarch.runs.folder import read_record, write_record
 from seqarch.runs.results import newest_results
 from tests.conftest import TINY, flags
 from tests.data.test_tokenizer_files import files  # noqa: F401 - a fixture

@@ -15,7 +15,7 @@ from seqarch.report.findings import Findings
 from seqarch.report.page import capability_table, render
 from seqarch.report.tables import capabilities, write_tables
 from seqarch.runs import few_shot
-from seqarch.runs.layout import result_path
+from seqarch.runs.folder import result_path
 from seqarch.runs.results import Value, interval, write_result
 from tests.report.runs_for_tests import write_run
 

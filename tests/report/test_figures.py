@@ -23,7 +23,7 @@ from seqarch.report.panels import STYLE, wrap
 from seqarch.report.roles import HOLD_OUT, OOD
 from seqarch.report.runs import load_run
 from seqarch.report.styles import LOOKS, styles
-from seqarch.runs.layout import branch_path
+from seqarch.runs.folder import branch_path
 from tests.report.runs_for_tests import write_run
 from tests.report.test_capabilities import write as write_samples
 

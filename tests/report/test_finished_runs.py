@@ -13,7 +13,7 @@ from seqarch.report.findings import Findings
 from seqarch.report.page import render
 from seqarch.report.runs import load_run
 from seqarch.report.tables import standings
-from seqarch.runs.layout import branch_path
+from seqarch.runs.folder import branch_path
 from tests.report.runs_for_tests import write_run
 
 

@@ -8,8 +8,7 @@ import pytest
 from seqarch.errors import UserError
 from seqarch.report import load_run
 from seqarch.runs.curves import read_curves, read_rows
-from seqarch.runs.layout import checkpoint_path
-from seqarch.runs.record import read_config, read_note, read_record, write_note
+from seqarch.runs.folder import checkpoint_path, read_config, read_note, read_record, write_note
 from seqarch.training.curves import CurvesLogger
 from seqarch.training.run_folder import check_same_run
 from tests.report.runs_for_tests import write_run

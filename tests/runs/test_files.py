@@ -6,8 +6,8 @@ import pytest
 from seqarch.errors import UserError
 from seqarch.runs import tags
 from seqarch.runs.files import atomic, check_folder, read_arrays, read_json, write_json, write_text
+from seqarch.runs.folder import checkpoint_path, checkpoints, newest_checkpoint
 from seqarch.runs.keys import difference, flatten, may_differ, without
-from seqarch.runs.layout import checkpoint_path, checkpoints, newest_checkpoint
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):

@@ -10,8 +10,7 @@ import torch
 from seqarch import cli
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
-from seqarch.runs.layout import branches
-from seqarch.runs.record import is_finished, read_record
+from seqarch.runs.folder import branches, is_finished, read_record
 from seqarch.training.branches import branch_steps
 from seqarch.training.callbacks.branches import Branches
 from seqarch.training.run_folder import RunFolder

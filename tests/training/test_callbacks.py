@@ -19,7 +19,7 @@ from seqarch.data.tokenize import split_of
 from seqarch.errors import UserError
 from seqarch.evaluation import RepeatGain, Scorer, evaluate
 from seqarch.experiment.load import load
-from seqarch.runs.layout import checkpoints
+from seqarch.runs.folder import checkpoints
 from seqarch.training.callbacks import OODLoss, RunCheckpoint
 from seqarch.training.callbacks.attention_entropy import AttentionEntropy, layer_entropy
 from seqarch.training.callbacks.throughput import Throughput, peak_tflops

@@ -5,7 +5,7 @@ import pytest
 
 from seqarch import cli
 from seqarch.errors import SeqarchWarning
-from seqarch.runs.record import status
+from seqarch.runs.folder import status
 from tests.conftest import MODEL, TINY, flags
 
 

@@ -9,7 +9,7 @@ import torch
 from seqarch import cli
 from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
-from seqarch.runs.layout import newest_checkpoint
+from seqarch.runs.folder import newest_checkpoint
 from tests.conftest import MODEL, TINY, flags
 from tests.training.test_optimizers import interrupted
 

@@ -12,7 +12,7 @@ from seqarch.errors import UserError
 from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.experiment.experiment import Experiment
 from seqarch.runs.curves import read_rows
-from seqarch.runs.record import read_record, write_record
+from seqarch.runs.folder import read_record, write_record
 from seqarch.training.loggers import OURS, adapt_loggers
 from tests.training.test_optimizers import interrupted
 

@@ -19,7 +19,7 @@ from seqarch.model import SequenceLM
 from seqarch.model.feed_forward import GeGLU
 from seqarch.model.roles import kinds_of
 from seqarch.model.transfer import transfer_factors
-from seqarch.runs.layout import newest_checkpoint
+from seqarch.runs.folder import newest_checkpoint
 from seqarch.training import fsdp
 from seqarch.training.optimizers import Muon, groups_of, orthogonalise, transferred_optimizer
 from seqarch.training.schedule import Schedule, warmup_and_decay

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.runs.record import read_config
+from seqarch.runs.folder import read_config
 
 
 @pytest.mark.commands

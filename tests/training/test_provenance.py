@@ -13,7 +13,7 @@ from seqarch.evaluation import LossByDomain
 from seqarch.evaluation.cloze import Cloze
 from seqarch.experiment.evaluate import evaluate_checkpoint
 from seqarch.experiment.experiment import Experiment
-from seqarch.runs.layout import newest_checkpoint
+from seqarch.runs.folder import newest_checkpoint
 from tests.conftest import MODEL, TINY, flags
 
 pytestmark = pytest.mark.commands

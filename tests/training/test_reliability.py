@@ -15,8 +15,7 @@ from seqarch import cli
 from seqarch.errors import SeqarchWarning, UserError
 from seqarch.report.runs import load_run
 from seqarch.runs.curves import read_curves
-from seqarch.runs.layout import checkpoints
-from seqarch.runs.record import status
+from seqarch.runs.folder import checkpoints, status
 from seqarch.training.callbacks import checkpoint
 from tests import processes
 from tests.conftest import MODEL, TINY, flags

@@ -17,8 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from seqarch import cli, load
 from seqarch.errors import UserError
-from seqarch.runs.layout import checkpoints
-from seqarch.runs.record import is_finished
+from seqarch.runs.folder import checkpoints, is_finished
 from seqarch.training import FSDP2
 from seqarch.training.checkpoint import read_folder, read_tensors
 from seqarch.training.sharded import storage

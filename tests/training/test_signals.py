@@ -10,8 +10,7 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 
 from seqarch import cli
 from seqarch.cli import app
-from seqarch.runs.layout import checkpoints
-from seqarch.runs.record import status
+from seqarch.runs.folder import checkpoints, status
 from seqarch.training.callbacks import OODLoss, RunCheckpoint
 from tests.training.interrupt import kill, stop_at
 

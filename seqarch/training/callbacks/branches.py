@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from seqarch.arguments import Interval
 from seqarch.errors import UserError
 from seqarch.runs.files import atomic
-from seqarch.runs.layout import branch_path, checkpoint_path, newest_checkpoint
+from seqarch.runs.folder import branch_path, checkpoint_path, newest_checkpoint
 from seqarch.training.branches import begin, branch_steps
 from seqarch.training.callbacks.base import EveryNSteps
 from seqarch.training.callbacks.evaluate_tasks import OODLoss

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from seqarch.arguments import Count
 from seqarch.errors import UserError, refused, say
 from seqarch.runs.files import atomic, remove
-from seqarch.runs.layout import CHECKPOINTS, checkpoint_path, checkpoints, newest_checkpoint
+from seqarch.runs.folder import CHECKPOINTS, checkpoint_path, checkpoints, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps
 from seqarch.training.integrity import seal
 from seqarch.training.sharded_checkpoints import IN_BACKGROUND, ShardedCheckpoints

@@ -8,7 +8,7 @@ from seqarch.errors import DivergedError
 from seqarch.evaluation import LossByDomain, RepeatGain, Scores, Task, evaluate
 from seqarch.evaluation.repeat_gain import Passage
 from seqarch.runs.files import write_arrays
-from seqarch.runs.layout import evaluation_path, newest_checkpoint
+from seqarch.runs.folder import evaluation_path, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps, log
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from seqarch.errors import DivergedError
-from seqarch.runs.layout import newest_checkpoint
+from seqarch.runs.folder import newest_checkpoint
 
 
 class NonFiniteGuard(L.Callback):

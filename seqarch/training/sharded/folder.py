@@ -21,7 +21,7 @@ from torch import Tensor
 from seqarch.data.verified import sha256_of
 from seqarch.errors import UserError, one_line, refused
 from seqarch.runs.files import check_folder, parse_json
-from seqarch.runs.layout import INDEX
+from seqarch.runs.folder import INDEX
 from seqarch.training.sharded.plain import join
 
 FORMAT = 1

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from seqarch.runs.files import remove, sync
-from seqarch.runs.layout import INDEX
+from seqarch.runs.folder import INDEX
 from seqarch.training.sharded.folder import DTYPES, Folder, index_text, shard_name
 
 
