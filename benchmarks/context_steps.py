@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from benchmarks.script import run
-from seqarch.bench.rows import Row, Table
+from seqarch.bench.jobs import Row, Table
 from seqarch.bench.training_step import CLIP, draw_tokens, time_training
 from seqarch.data.packing import as_documents
 from seqarch.errors import UserError, of_memory

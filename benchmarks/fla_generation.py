@@ -19,9 +19,8 @@ from benchmarks.script import run
 from seqarch.arguments import Count, Interval, check_limits
 from seqarch.bench.fla_models import COUNTERPARTS, SHARED, build, check_packages
 from seqarch.bench.generation import WARM_UP, bench_generation, generation_job, summary, time_steps
-from seqarch.bench.jobs import Job
+from seqarch.bench.jobs import Job, Row
 from seqarch.bench.mixers import find_recipes
-from seqarch.bench.rows import Row
 from seqarch.bench.training_step import mark, seconds_between, start
 from seqarch.errors import UserError
 from seqarch.model.decoder import PASS, PREFILL

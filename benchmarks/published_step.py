@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.script import run
-from seqarch.bench.jobs import Job
+from seqarch.bench.jobs import Job, Row
 from seqarch.bench.mixers import bench_mixers, find_recipes
-from seqarch.bench.rows import Row
 from seqarch.bench.training_step import draw_tokens, time_training
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment

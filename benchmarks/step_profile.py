@@ -27,9 +27,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.script import run
-from seqarch.bench.jobs import Job, run_job
+from seqarch.bench.jobs import Job, Row, report_failures, run_job
 from seqarch.bench.mixers import find_recipes, line
-from seqarch.bench.rows import Row, report_failures
 from seqarch.bench.training_step import time_recipe
 from seqarch.exam.derive import find_model, load_size
 from seqarch.model.lm import Blocks

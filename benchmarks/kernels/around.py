@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.bench.timing import passes
 from seqarch.kernels import gated_rms_norm, qkv_convolution, short_convolution
 from tests.kernels import inputs

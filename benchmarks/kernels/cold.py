@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from seqarch.bench.jobs import Job, run_job
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Job, Row, run_job
 from seqarch.bench.timing import draw, forward_backward
 from seqarch.kernels import attention_entropy, top1_chunk_attention, top1_element_attention
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.bench.timing import DENSE, against, draw, passes
 from seqarch.kernels import softmax_attention
 

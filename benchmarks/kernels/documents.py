@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.bench.timing import DENSE, against, draw, passes
 from seqarch.data.packing import borders
 from seqarch.errors import UserError

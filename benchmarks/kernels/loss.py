@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.bench.timing import measure
 from seqarch.kernels import linear_cross_entropy
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.top1 import remote
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.bench.timing import Ops
 from seqarch.errors import UserError
 

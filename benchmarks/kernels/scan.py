@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.bench.timing import passes
 from seqarch.kernels import selective_scan, ssd
 from seqarch.kernels.op import Op

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from seqarch.bench.attention import SELECTIONS, time_shape
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.bench.timing import LONG, Ops, draw, forward_backward, measure, race
 from seqarch.kernels import select_chunks, top1_chunk_attention
 

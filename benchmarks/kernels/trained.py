@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.script import run
 from seqarch.arguments import COUNT
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.errors import UserError, absent
 from seqarch.kernels.blocks import expand_heads
 from seqarch.kernels.top1_chunk.op import mean_keys

@@ -17,8 +17,7 @@ from benchmarks.tables.predictions import WRITTEN, score
 from benchmarks.tables.results import REFERENCE, RESULTS, SMALL
 from seqarch.report.panels import IDENTITY, Picture, own_style, write
 from seqarch.report.styles import styles
-from seqarch.scale.decisions import Rungs, accuracies
-from seqarch.scale.registered import register, scored
+from seqarch.scale.decisions import Rungs, accuracies, register, scored
 from seqarch.scale.summary import decision_rows
 from seqarch.tables import read_csv, readable, write_csv
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.bench.timing import DENSE, LONG, draw, measure, passes, race
 from seqarch.kernels import attention_entropy, select_chunks, top1_chunk_attention, top1_element_attention
 from seqarch.kernels.top1_chunk.op import Selection

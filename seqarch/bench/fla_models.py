@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.bench.training_step import Precision, draw_tokens, time_training
 from seqarch.errors import UserError, refused
 from seqarch.kernels.fla_tuning import fla_module

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqarch.bench.jobs import Job, run_job
-from seqarch.bench.rows import Row, Table, report_failures, shown
+from seqarch.bench.jobs import Job, Row, Table, report_failures, run_job, shown
 from seqarch.bench.training_step import PERCENTS, mark, seconds_between, start, time_steps
 from seqarch.errors import UserError, one_line
 from seqarch.model import Decoder, SequenceLM, StaticStep, with_bf16_weights

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seqarch.bench.generation import WARM_UP, guarded, summary
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.bench.training_step import time_steps
 from seqarch.errors import UserError, refused
 

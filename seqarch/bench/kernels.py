@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqarch.bench.rows import Row, Table, shown
+from seqarch.bench.jobs import Row, Table, shown
 from seqarch.errors import UserError, check_known
 
 

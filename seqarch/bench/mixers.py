@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seqarch.bench.jobs import Job, run_job
-from seqarch.bench.rows import Row, Table, report_failures, shown
+from seqarch.bench.jobs import Job, Row, Table, report_failures, run_job, shown
 from seqarch.errors import one_line, unknown
 from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe, mixer_classes
 

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.kernels import softmax_attention
 from seqarch.kernels.op import load_function
 from seqarch.kernels.packages import is_installed

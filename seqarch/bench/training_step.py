@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqarch.bench.rows import Row
+from seqarch.bench.jobs import Row
 from seqarch.data.packing import as_documents
 
 Precision = Literal["bf16-mixed", "bf16-true", "32-true"]

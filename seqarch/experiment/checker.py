@@ -20,8 +20,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from seqarch.arguments import Limited, check_limits, has_limits, kinds_of
 from seqarch.errors import UserError, near, one_line, one_of
-from seqarch.experiment.compose import SEVERAL, compose, is_flag
-from seqarch.experiment.recipes import bundled_recipes
+from seqarch.experiment.recipes import SEVERAL, bundled_recipes, compose, is_flag
 from seqarch.experiment.tree import SPEC, Tree
 from seqarch.plugins import refusal, resolve, trust
 

@@ -5,8 +5,7 @@
 
 from seqarch.kernels.attention_decode.op import attention_decode
 from seqarch.kernels.attention_entropy.op import attention_entropy
-from seqarch.kernels.delta_rule import delta_rule
-from seqarch.kernels.gated_delta_rule2 import gated_delta_rule2
+from seqarch.kernels.delta_rule import delta_rule, gated_delta_rule2
 from seqarch.kernels.gated_norm.op import gated_rms_norm
 from seqarch.kernels.linear_cross_entropy import linear_cross_entropy
 from seqarch.kernels.op import DECLARED, Backend, Op, kernels_of

@@ -24,7 +24,7 @@ class GatedDeltaNet2(DeltaNet):
 
     Args:
         **options: as in `DeltaNet`; `neg_eigval` is of the erase gate, and `backend` of
-            `seqarch.kernels.gated_delta_rule2`.
+            `seqarch.kernels.delta_rule`.
     """
 
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "head_dim": "head"}

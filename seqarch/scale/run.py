@@ -5,9 +5,8 @@ from pathlib import Path
 
 from seqarch.errors import UserError, say
 from seqarch.runs.tags import IN_DOMAIN
-from seqarch.scale.decisions import ends_of
+from seqarch.scale.decisions import PREDICTIONS, ends_of, register
 from seqarch.scale.losses import GAP, LOSS, Point, read_losses, read_runs
-from seqarch.scale.registered import FILE, register
 from seqarch.scale.request import Request
 from seqarch.scale.summary import Summary
 
@@ -35,8 +34,8 @@ def train(request: Request, loss: str | None) -> None:
         folders += [run for entrant in exam.entrants for run in exam.finished(entrant)]
         points = read_runs(folders, loss, reference)
         known = {each.name for each in following.entrants if following.finished(each)} if following else ()
-        register(out / FILE, loss, ends_of(points), known)
-    say("\n" + _write(Summary(points, loss, reference, out / FILE), out))
+        register(out / PREDICTIONS, loss, ends_of(points), known)
+    say("\n" + _write(Summary(points, loss, reference, out / PREDICTIONS), out))
     check_all_finished(wrong)
 
 
@@ -50,7 +49,7 @@ def summarize(
     """
     points = read_losses(losses, loss) if losses else read_runs(runs, loss or IN_DOMAIN, reference)
     loss = loss or (LOSS if losses else IN_DOMAIN)
-    summary = Summary(points, loss, reference, out and out / FILE)
+    summary = Summary(points, loss, reference, out and out / PREDICTIONS)
     return _write(summary, out) if out else summary.text
 
 

@@ -4,7 +4,7 @@ OUT/scale.md           the summary in words
 OUT/losses.csv         the finished models that it is made from (`seqarch scale --losses` reads it)
 OUT/savings.csv        what each model needs for the reference's loss
 OUT/decisions.csv      how each smaller rung predicts the order at the largest
-OUT/predictions.csv    which order is expected at the next rung (`seqarch.scale.registered`)
+OUT/predictions.csv    which order is expected at the next rung (`seqarch.scale.decisions`)
 OUT/scale.png, .svg    the losses over the tokens, with the fitted laws
 """
 
@@ -18,10 +18,9 @@ import numpy as np
 
 from seqarch.errors import UserError, check_known
 from seqarch.runs.files import check_folder, replaced
-from seqarch.scale.decisions import Accuracy, Rungs, accuracies, rungs_of
+from seqarch.scale.decisions import PREDICTIONS, Accuracy, Prediction, Rungs, accuracies, register, rungs_of, scored
 from seqarch.scale.law import Laws, Saving
 from seqarch.scale.losses import GAP, Point, write_losses
-from seqarch.scale.registered import FILE, Prediction, register, scored
 from seqarch.tables import markdown, write_csv
 
 SAVINGS = ("model", "rung", "reference", "tokens_ratio", "low", "high", "time_ratio", "time_low", "time_high")
@@ -126,8 +125,10 @@ class Summary:
             )
             write_csv(new / "decisions.csv", DECISIONS, rows)
             save({"scale": scale_figure(self)}, new)
-        register(out / FILE, self.loss, self.rungs)
-        return [out / name for name in ("scale.md", "losses.csv", "savings.csv", "decisions.csv", FILE, "scale.png")]
+        register(out / PREDICTIONS, self.loss, self.rungs)
+        return [
+            out / name for name in ("scale.md", "losses.csv", "savings.csv", "decisions.csv", PREDICTIONS, "scale.png")
+        ]
 
     def _losses(self) -> str:
         rows = [["model", *self.rungs]]

@@ -42,9 +42,8 @@ from seqarch.runs.keys import difference
 from seqarch.training.branches import copy_measurements
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
-from seqarch.training.going_on import continue_text, measures_alike, origin_of
 from seqarch.training.loggers import describe_to, ids_of
-from seqarch.training.provenance import Provenance
+from seqarch.training.provenance import Provenance, continue_text, measures_alike, origin_of
 from seqarch.versions import commit, version
 
 

@@ -28,8 +28,7 @@ from seqarch.errors import UserError, one_line, refused
 from seqarch.runs.files import remove
 from seqarch.runs.folder import is_sharded
 from seqarch.training.integrity import damaged
-from seqarch.training.sharded.folder import OPTIMIZERS, WEIGHTS, Damage, Folder
-from seqarch.training.sharded.plain import split
+from seqarch.training.sharded.folder import OPTIMIZERS, WEIGHTS, Damage, Folder, split
 from seqarch.training.sharded.storage import Reader, Writer
 
 IN_BACKGROUND = "in background"

@@ -9,8 +9,8 @@ import torch
 from benchmarks.kernels.__main__ import STEPS as ALL_STEPS
 from seqarch import cli
 from seqarch.bench import kernels
+from seqarch.bench.jobs import Table, versions
 from seqarch.bench.kernels import COLUMNS, STEPS, Step, bench_kernels, line
-from seqarch.bench.rows import Table, versions
 
 ROW = {"name": "exact fwd+bwd", "B": 1, "T": 102400, "H": 12, "D": 64, "p20": 10.1, "p50": 10.4, "p80": 10.9}
 

@@ -14,9 +14,8 @@ import torch
 
 from seqarch import cli
 from seqarch.bench import fla_models
-from seqarch.bench.jobs import Job, answer
+from seqarch.bench.jobs import Job, answer, versions
 from seqarch.bench.mixers import COLUMNS, _counterparts, bench_mixers, find_recipes, line, recipe_job
-from seqarch.bench.rows import versions
 from seqarch.bench.training_step import draw_documents, draw_tokens, flops_of, time_recipe, time_training
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment

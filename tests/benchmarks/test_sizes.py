@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tables import predictions, sizes
-from seqarch.scale.registered import register
+from seqarch.scale.decisions import register
 from seqarch.tables import write_csv
 
 GAPS: dict[str, dict[str, tuple[float, ...]]] = {

@@ -13,7 +13,7 @@ from seqarch.evaluation import Scorer, Scores, Task, evaluate
 from seqarch.mixers.attention import Attention
 from seqarch.model import GELUMLP, SequenceLM
 from seqarch.model.lm import MixerFactory
-from seqarch.testing.shared import Board, SharedPiece
+from seqarch.testing.harness import Board, SharedPiece
 from tests.processes import SERVER
 
 T, VOCAB = 12, 31

@@ -20,7 +20,7 @@ from seqarch.mixers.cores import (
     Top1ChunkCore,
     Top1ElementCore,
 )
-from seqarch.testing.shared import Board, SharedPiece
+from seqarch.testing.harness import Board, SharedPiece
 
 CORES = [SoftmaxCore(), SoftmaxCore(3), Top1ElementCore(), Top1ChunkCore(4), Top1ChunkCore(4, "approx")]
 CORES += [Top1ChunkCore(2, remote_chunks=2), Top1ChunkCore(2, "approx", remote_chunks=2)]

@@ -3,7 +3,7 @@
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.scale.registered import register, scored
+from seqarch.scale.decisions import register, scored
 
 SMALL = {"1M": {"a": [1.0], "b": [2.0], "c": [3.0]}}
 MIDDLE = SMALL | {"2M": {"a": [1.0], "b": [1.9], "c": [1.5]}}

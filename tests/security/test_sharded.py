@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from seqarch.training.checkpoint import read_tensors
-from seqarch.training.sharded.folder import index_text
-from seqarch.training.sharded.plain import split
+from seqarch.training.sharded.folder import index_text, split
 from seqarch.training.sharded.storage import write_tensors
 
 SHARD = "shard_00000.safetensors"

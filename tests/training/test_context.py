@@ -13,7 +13,7 @@ from seqarch.mixers.base import MixerState
 from seqarch.mixers.pieces import Piece
 from seqarch.model import SequenceLM
 from seqarch.model.feed_forward import RWKVChannelMix
-from seqarch.testing.shared import Board, SharedPiece
+from seqarch.testing.harness import Board, SharedPiece
 from seqarch.training import LanguageModel
 from seqarch.training.checks import check_pieces
 from tests import processes
