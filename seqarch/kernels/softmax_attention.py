@@ -1,8 +1,13 @@
-"""Softmax attention: SDPA where it fits, FlexAttention on CUDA for the rest, blocks of queries elsewhere."""
+"""Softmax attention: SDPA where it fits, FlexAttention on CUDA for the rest, blocks of queries elsewhere.
+
+FlashAttention-4 (package flash-attn-4, arXiv 2603.05451) runs as operators, which compiled graphs do not look into. Its
+backward pass adds in a fixed order here, so that a resumed run has the bits of one without a break.
+"""
 
 import functools
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -12,13 +17,74 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from seqarch.arguments import COUNT
+from seqarch.errors import UserError
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, sdpa
-from seqarch.kernels.flops import none
-from seqarch.kernels.launch import operator
-from seqarch.kernels.op import Backend, Op, in_compiled_pass
-from seqarch.kernels.packages import FOUND, is_hopper
+from seqarch.kernels.flops import causal_keys, last_queries, none
+from seqarch.kernels.launch import gradient_of, operator
+from seqarch.kernels.op import Backend, Op, in_compiled_pass, load_function
+from seqarch.kernels.packages import FOUND, INSTALL, is_hopper
 from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import autocast_cast, check_attention, default_scale, is_tracked
+
+FA4_TESTED = "4.0.0b36"
+"""The version of flash-attn-4 whose functions we call. They are not public, and change between versions."""
+
+
+def _fa4(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, slopes: None, cu_seqlens: Tensor | None
+) -> Tensor:
+    """As `softmax_attention_reference`, in half precision on Hopper and newer GPUs."""
+    return fa4_forward(q, k, v, scale, window, cu_seqlens)[0]
+
+
+def _fa4_empty(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    B, T, H, _D = q.shape
+    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(B, H, T, dtype=torch.float32)
+
+
+@functools.cache
+def _fa4_function(name: str) -> Any:
+    found = version("flash-attn-4")
+    if found != FA4_TESTED:
+        raise UserError(f"flash-attn-4 {found} is installed, and seqarch calls {FA4_TESTED}: {INSTALL['flash-attn-4']}")
+    return load_function(f"flash_attn.cute.interface:{name}")
+
+
+def _fa4_options(scale: float, window: int | None, cu_seqlens: Tensor | None) -> dict[str, Any]:
+    left = None if window is None else window - 1
+    return {
+        **{"softmax_scale": scale, "causal": True, "window_size_left": left},
+        **{"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens},
+    }
+
+
+def _without_batch(cu_seqlens: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors, without the batch of one row if documents are packed."""
+    return tensors if cu_seqlens is None else tuple(t[0] for t in tensors)
+
+
+def _fa4_flops(q, k, v, scale, window, *_):
+    return 4 * last_queries(causal_keys, q, k, window)
+
+
+@operator("seqarch::flash4_forward", _fa4_empty, flops=_fa4_flops)
+def fa4_forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The output, and the log-sum-exp `[B, H, Tq]` of the scores."""
+    options = _fa4_options(scale, window, cu_seqlens)
+    o, lse, *_ = _fa4_function("_flash_attn_fwd")(*_without_batch(cu_seqlens, q, k, v), return_lse=True, **options)
+    return o.view(q.shape), lse.view(q.shape[0], q.shape[2], q.shape[1])
+
+
+@gradient_of(fa4_forward, gradients=3, keep=(0, 1))
+def fa4_backward(do, q, k, v, scale, window, cu_seqlens, o, lse):
+    """dq, dk and dv."""
+    options = _fa4_options(scale, window, cu_seqlens)
+    tensors = _without_batch(cu_seqlens, q, k, v, o, do, lse)
+    found = _fa4_function("_flash_attn_bwd")(*tensors, deterministic=True, **options)
+    return tuple(gradient.view(t.shape) for gradient, t in zip(found, (q, k, v), strict=True))
+
 
 FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
@@ -285,7 +351,7 @@ SOFTMAX_ATTENTION = Op(
     "softmax_attention",
     softmax_attention_reference,
     (
-        Backend("fa4", "seqarch.kernels.flash4:attend", "flash-attn-4", obstacle=_fa4_obstacle, automatic=prefers_fa4),
+        Backend("fa4", _fa4, "flash-attn-4", obstacle=_fa4_obstacle, automatic=prefers_fa4),
         Backend("sdpa", _sdpa, obstacle=_sdpa_obstacle, float64=True),
         Backend("flex", flex_softmax_attention, peer=True),
     ),

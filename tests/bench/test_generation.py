@@ -55,11 +55,11 @@ def test_steps_are_timed_in_the_middle(monkeypatch):
 
 
 def test_a_batch_shrinks_to_what_fits(monkeypatch):
-    monkeypatch.setattr("seqarch.model.decoder.free_memory", lambda device: 3e6)
+    monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: 3e6)
     recipe = str(find_recipes(["transformer_pp"])[0])
     (row,) = generation.time_recipe(recipe, ["python"], SMALL, [], **{**SIZES, "batch_size": 60})["rows"]
     assert 0 < row["batch_size"] < 60
-    monkeypatch.setattr("seqarch.model.decoder.free_memory", lambda device: 10)
+    monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: 10)
     (row,) = generation.time_recipe(recipe, ["python"], SMALL, [], **SIZES)["rows"]
     assert "do not fit in memory" in row["error"]
     assert "not measured" in generation.line({"name": "a", **row})
@@ -97,7 +97,7 @@ def test_wrong_sizes_are_refused(option, said, capsys):
 
 
 def test_llama_needs_a_gpu(monkeypatch):
-    from seqarch.bench.generation_llama import time_llama
+    from seqarch.bench.generation import time_llama
 
     pytest.importorskip("transformers")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
