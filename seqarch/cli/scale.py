@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     if sum(map(bool, (args.mixer, args.losses, args.runs))) != 1:
         raise UserError("name either --mixer M... to train, or run folders, or --losses FILE.csv")
-    from seqarch.scale.run import summarize, train
+    from seqarch.scale.summary import summarize, train
 
     options = dict(vars(args))
     runs, losses, loss, reference = (options.pop(key) for key in ("runs", "losses", "loss", "reference"))

@@ -20,9 +20,8 @@ from seqarch.exam.plan import Entrant, Exam, Rung
 from seqarch.exam.request import LIMITS
 from seqarch.exam.train import NEAR
 from seqarch.report import Comparison, Findings, Gap, compare
-from seqarch.report.convergence import Level, convergence
 from seqarch.report.costs import Costs, costs
-from seqarch.report.draft import Draft
+from seqarch.report.draft import Draft, Level, convergence
 from seqarch.report.roles import HOLD_OUT, OOD, Role
 from seqarch.report.tables import budget_rows
 from seqarch.runs.files import replaced, write_json, write_text

@@ -16,11 +16,14 @@ The order of training is not used, because in-domain loss does not always fall. 
 equal loss are averaged. The first tenth of each run's tokens is left out (`EARLY`): it is warm-up. So is the decay of
 the learning rate in a run with finished models, whose schedule is constant before.
 
+The speed of learning is the tokens at which runs reach an in-domain loss (`convergence`).
+
 The gap is a point estimate. Models in mid-schedule are at unequal places of their schedules, which no interval covers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -123,3 +126,36 @@ def _distances(run: Line, reference: Line, low: float, high: float) -> np.ndarra
     x = np.sort(np.concatenate([x_run, x_ref]))
     x = x[(x >= low) & (x <= high)]
     return _at(x, x_run, y_run) - _at(x, x_ref, y_ref)
+
+
+class Level(NamedTuple):
+    """Tokens, averaged over the seeds, at which a model and the reference reach an in-domain loss."""
+
+    loss: float
+    tokens: float
+    reference: float
+    ratio: float
+    """Tokens for each token of the reference; below 1 is faster."""
+
+
+def convergence(runs: Sequence[Evaluations], reference: Sequence[Evaluations]) -> list[Level]:
+    """The tokens to reach four in-domain losses, evenly spaced over those that all runs went through.
+
+    The last is the loss at which the slowest run ends. Empty if there is no such loss.
+    """
+    sides = [[late(one) for one in side] for side in (runs, reference)]
+    low, high = shared_losses([one for side in sides for one in side])
+    if not low < high:
+        return []
+    losses = np.linspace(high, low, 5)[1:]
+    means = [np.mean([tokens_to_reach(one, losses) for one in side], axis=0) for side in sides]
+    return [Level(*map(float, row)) for row in zip(losses, *means, np.divide(*means), strict=True)]
+
+
+def tokens_to_reach(run: Evaluations, losses: np.ndarray) -> np.ndarray:
+    """The tokens at which each of some in-domain losses is reached for the first time, `inf` if never.
+
+    Between two new lows of the loss it is a straight line in the logarithm of the tokens.
+    """
+    lows, first = np.unique(np.minimum.accumulate(run.in_domain), return_index=True)
+    return np.exp(np.interp(losses, lows, np.log(run.tokens[first]), left=np.inf))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.report.capabilities import Measured
-from seqarch.report.convergence import convergence
 from seqarch.report.costs import costs
+from seqarch.report.draft import convergence
 from seqarch.report.estimates import Estimate, Gap
 from seqarch.report.findings import Findings, ModelGaps
 from seqarch.report.roles import OOD

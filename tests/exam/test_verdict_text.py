@@ -7,9 +7,8 @@ import pytest
 
 from seqarch.exam.plan import Entrant, Rung
 from seqarch.exam.verdict import Floor, Verdict, verdict_text
-from seqarch.report.convergence import Level
 from seqarch.report.costs import Costs
-from seqarch.report.draft import Draft
+from seqarch.report.draft import Draft, Level
 from seqarch.report.estimates import BudgetGap, Change, Estimate, Gap
 
 COSTS = Costs(1000.0, None, 1.5, 2.0, "1 x H200", ["a"], "")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from seqarch.report.convergence import convergence, tokens_to_reach
+from seqarch.report.draft import convergence, tokens_to_reach
 from seqarch.report.runs import Evaluations
 
 

@@ -19,8 +19,8 @@ import pytest
 
 from seqarch.errors import SeqarchWarning, UserError
 from seqarch.report import compare, load_run
-from seqarch.report.convergence import tokens_to_reach
 from seqarch.report.costs import costs
+from seqarch.report.draft import tokens_to_reach
 from seqarch.report.figures import FIGURES
 from seqarch.report.findings import Findings
 from seqarch.report.panels import STYLE, panels, write
