@@ -211,7 +211,7 @@ def test_the_cache_is_bounded(storage: Any, tmp_path: Path, monkeypatch: pytest.
         fetch(*args)
         most.append(sum(path.stat().st_size for path in shards_on_disk(tmp_path / "cache")))
 
-    monkeypatch.setattr(cache, "_read_ahead", watched)
+    monkeypatch.setattr(loader, "_read_ahead", watched)
     batches(data(URL, cache_gb=8.5 * size / 1e9))
     assert max(most) <= 8.5 * size
 
