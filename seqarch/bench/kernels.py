@@ -1,26 +1,19 @@
 """`seqarch bench kernels`: times ops on a GPU next to every dense baseline of `timing.DENSE`."""
 
-import dataclasses
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from seqarch.bench.jobs import Row, Table, shown
 from seqarch.errors import UserError, check_known
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One part of the benchmark: what yields its rows, as "module:function", and a line of help."""
 
     function: str
     help: str
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def start(self) -> Iterator[Row]:
-        """The rows to come. A step that lacks something raises its error here."""
-        return pkgutil.resolve_name(self.function)(**self.options)
 
 
 STEPS = {
@@ -43,7 +36,8 @@ def bench_kernels(names: Sequence[str], csv: Path | None = None, steps: Mapping[
 
     if not torch.cuda.is_available():
         raise UserError("bench kernels needs an NVIDIA GPU, and PyTorch sees none here")
-    chosen = {name: step.start() for name, step in steps.items() if name in names}
+    # a step that lacks something raises its error here
+    chosen = {name: pkgutil.resolve_name(step.function)() for name, step in steps.items() if name in names}
     torch.manual_seed(0)
     table = Table(COLUMNS, csv, line)
     for name, rows in chosen.items():

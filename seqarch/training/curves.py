@@ -4,7 +4,7 @@ import contextlib
 import csv
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,21 +114,16 @@ class CurvesLogger(Logger):
 
     def _keep(self, columns: list[str], rows: list[dict[str, str]]) -> None:
         """Let the file in memory have these columns and rows."""
-        self.columns, self._lines, self._checksum = columns, [], 0
-        self._line = io.StringIO(newline="")
-        self._writer = csv.DictWriter(self._line, columns, restval="")
-        self._add(dict(zip(columns, columns, strict=True)), header=True)
+        self.columns, self._lines, self._checksum = columns, [_line(columns)], 0
         for row in rows:
             self._add(row)
 
-    def _add(self, row: Mapping[str, Any], *, header: bool = False) -> str:
+    def _add(self, row: Mapping[str, Any]) -> str:
         """Add a row to the file in memory; return its line."""
-        self._line.seek(self._line.truncate(0))
-        self._writer.writerow(row)
-        self._lines.append(self._line.getvalue())
-        if not header:  # columns that come later change lines, and not what is in their cells
-            cells = next(csv.reader(self._lines[-1:]))
-            self._checksum = checksum([dict(zip(self.columns, cells, strict=True))], self._checksum)
+        self._lines.append(_line(row.get(tag, "") for tag in self.columns))
+        # columns that come later change lines, and not what is in their cells
+        cells = next(csv.reader(self._lines[-1:]))
+        self._checksum = checksum([dict(zip(self.columns, cells, strict=True))], self._checksum)
         return self._lines[-1]
 
     def _on_disk(self) -> tuple[int, int, int] | None:
@@ -154,3 +149,10 @@ class CurvesLogger(Logger):
     def _warn(self, message: str) -> None:
         # the caller is in Lightning, whose warnings the command line does not show
         warnings.warn(f"{self.path} {message}", SeqarchWarning, stacklevel=1)
+
+
+def _line(cells: Iterable[Any]) -> str:
+    """A line of the file."""
+    line = io.StringIO(newline="")
+    csv.writer(line).writerow(cells)
+    return line.getvalue()

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -61,7 +61,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
             trainer.strategy.write_folders()
         # Lightning's own handler would write a checkpoint of another kind, in the middle of a step
         if stage == "fit" and "SLURM_JOB_ID" in os.environ:
-            self._handle(signal.SIGUSR1, self._on_sigusr1)
+            self._handle(signal.SIGUSR1)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._restore_handlers()
@@ -74,9 +74,9 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
             for interrupted in (Path(trainer.default_root_dir) / CHECKPOINTS).glob("*.partial"):
                 remove(interrupted)
         # replaces Lightning's handler, which stops in the middle of an accumulated step
-        self._handle(signal.SIGTERM, self._on_sigterm)
+        self._handle(signal.SIGTERM)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._handle(signal.SIGINT, self._on_sigint)
+            self._handle(signal.SIGINT)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *batch: Any) -> None:
         stepped = trainer.global_step != self._last_step
@@ -130,20 +130,18 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         with refused(f"cannot write the checkpoint {self._path}", OSError, why=reason):
             yield
 
-    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """What a signal does."""
         self.told_to_stop = True
+        self._requeue = self._requeue or number == signal.SIGUSR1
+        if number == signal.SIGINT:
+            self.interrupted = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            message = b"\nfinishing this step, then writing a checkpoint; Ctrl-C again stops at once\n"
+            os.write(2, message)  # print may be interrupted in the middle of itself
 
-    def _on_sigusr1(self, signum: int, frame: FrameType | None) -> None:
-        self.told_to_stop = self._requeue = True
-
-    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
-        self.told_to_stop = self.interrupted = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        message = b"\nfinishing this step, then writing a checkpoint; Ctrl-C again stops at once\n"
-        os.write(2, message)  # print may be interrupted in the middle of itself
-
-    def _handle(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
-        self._previous_handlers[number] = signal.signal(number, handler)
+    def _handle(self, number: int) -> None:
+        self._previous_handlers[number] = signal.signal(number, self._stop)
 
     def _restore_handlers(self) -> None:
         for number, handler in self._previous_handlers.items():
