@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 
-from seqarch.bench.attention import SELECTIONS
 from seqarch.bench.jobs import Row, Table
 from seqarch.bench.kernels import COLUMNS, line
-from seqarch.bench.timing import DENSE, against, draw, forward_backward, measure
+from seqarch.bench.timing import DENSE, SELECTIONS, against, draw, forward_backward, measure
 
 SHAPES = ((32, 2048, 12, 64), (16, 2048, 16, 128))
 """B, T, H and D."""

@@ -5,9 +5,8 @@ from functools import partial
 
 import torch
 
-from seqarch.bench.attention import SELECTIONS, time_shape
 from seqarch.bench.jobs import Row
-from seqarch.bench.timing import LONG, Ops, draw, forward_backward, measure, race
+from seqarch.bench.timing import LONG, SELECTIONS, Ops, draw, forward_backward, measure, race, time_shape
 from seqarch.kernels import select_chunks, top1_chunk_attention
 
 

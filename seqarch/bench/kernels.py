@@ -17,9 +17,9 @@ class Step(NamedTuple):
 
 
 STEPS = {
-    "limits": Step("seqarch.bench.attention:limits", "rates of a bf16 product and of a copy, which limit all others"),
-    "time": Step("seqarch.bench.attention:time", "Top-1 chunk attention, 102,400 and 2,048 tokens"),
-    "element": Step("seqarch.bench.attention:element", "Top-1 element attention, and entropies of attention"),
+    "limits": Step("seqarch.bench.timing:limits", "rates of a bf16 product and of a copy, which limit all others"),
+    "time": Step("seqarch.bench.timing:time", "Top-1 chunk attention, 102,400 and 2,048 tokens"),
+    "element": Step("seqarch.bench.timing:element", "Top-1 element attention, and entropies of attention"),
 }
 COLUMNS = ("step", "name", "B", "T", "H", "D", "p20", "p50", "p80", "unit", "peak_mib", "times_dense")
 

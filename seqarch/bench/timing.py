@@ -1,4 +1,4 @@
-"""Times an op on a GPU, on drawn tensors, next to dense attention."""
+"""Times an op on a GPU, on drawn tensors, next to dense attention; and what limits all of them there."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -11,9 +11,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seqarch.bench.jobs import Row
-from seqarch.kernels import softmax_attention
+from seqarch.kernels import (
+    attention_entropy,
+    select_chunks,
+    softmax_attention,
+    top1_chunk_attention,
+    top1_element_attention,
+)
 from seqarch.kernels.op import load_function
 from seqarch.kernels.packages import is_installed
+from seqarch.kernels.top1_chunk.op import Selection
 
 Ops = Mapping[str, Callable[..., Any]]
 """Functions of the tensors, by the names of their rows."""
@@ -117,3 +124,60 @@ def against(dense: Iterable[Row], row: Row) -> Row:
     """The row with how many times faster it is than the fastest dense baseline of the same pass, if there is one."""
     times = [each["p50"] for each in dense if each["name"].split()[-1] == row["name"].split()[-1]]
     return {**row, "times_dense": min(times) / row["p50"]} if times else row
+
+
+KINDS: tuple[Selection, ...] = ("exact", "approx")
+SELECTIONS = {selection: partial(top1_chunk_attention, selection=selection) for selection in KINDS}
+"""Top-1 chunk attention, by what it selects by."""
+ELEMENT = ((32, 2048, 12, 64), (16, 2048, 16, 128), (4, 16384, 12, 64), (2, 16384, 16, 128))
+"""B, T, H and D of Top-1 element attention."""
+WINDOW, CHUNK = 512, 128
+
+
+def limits(size: int = 8192, device: str = "cuda") -> Iterator[Row]:
+    """The rates of a bf16 product of size^3, and of a copy by the bytes that it reads and writes."""
+    a = torch.randn(size, size, device=device).bfloat16()
+    source, target = a.repeat(8, 1), a.new_empty(8 * size, size)
+    product, copy = (measure("limit", run)["p50"] for run in (lambda: a @ a, lambda: target.copy_(source)))
+    yield {"name": f"bf16 product, {size}^3", "p50": 2e-9 * size**3 / product, "unit": "TFLOP/s"}
+    yield {"name": f"copy of {source.nbytes / 2**20:.0f} MiB", "p50": 2e-9 * source.nbytes / copy, "unit": "TB/s"}
+
+
+def time() -> Iterator[Row]:
+    for H, D in LONG:
+        yield from time_shape(1, 102400, H, D)
+    yield from time_shape(32, 2048, 12, 64)
+    yield from time_shape(16, 2048, 16, 128)
+
+
+def time_shape(B: int, T: int, H: int, D: int, *, with_dense: bool = True) -> Iterator[Row]:
+    """Selection, attention to a selection, and both together."""
+    shape: Row = {"B": B, "T": T, "H": H, "D": D}
+    tensors = draw(B, T, H, D)
+    q, k = (t.detach() for t in tensors[:2])
+    for selection in KINDS:
+        yield measure(f"select {selection}", partial(select_chunks, q, k, selection=selection), **shape)
+    chunks = select_chunks(q, k, selection="approx")
+    yield from passes("attend", partial(top1_chunk_attention, chunks=chunks), tensors, **shape)
+    yield from race(SELECTIONS, tensors, DENSE if with_dense else {}, **shape)
+
+
+def element() -> Iterator[Row]:
+    attend = partial(top1_element_attention, scale=8.0, backend="triton")
+    for B, T, H, D in ELEMENT:
+        yield from race({"element": attend}, draw(B, T, H, D), B=B, T=T, H=H, D=D)
+    for T in (2048, 16384, 102400):
+        yield from time_entropy(T)
+
+
+def time_entropy(T: int) -> Iterator[Row]:
+    H, D = 12, 64
+    q, k, _ = (t.detach() for t in draw(1, T, H, D))
+    cases: dict[str, dict[str, Any]] = {
+        "entropy full": {},
+        f"entropy window {WINDOW}": {"window": WINDOW},
+        f"entropy chunks {CHUNK}": {"chunk_size": CHUNK, "chunks": select_chunks(q, k, selection="approx")},
+    }
+    for name, options in cases.items():
+        run = partial(attention_entropy, q, k, scale=8.0, backend="triton", **options)
+        yield measure(name, run, B=1, T=T, H=H, D=D)

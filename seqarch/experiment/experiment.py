@@ -34,11 +34,11 @@ from seqarch.runs.folder import is_finished, named_checkpoint, newest_checkpoint
 from seqarch.runs.keys import flatten
 from seqarch.runs.results import Value
 from seqarch.training import LanguageModel
-from seqarch.training.branches import branch_config, branch_steps, unfinished_branches
 from seqarch.training.checkpoint import other_model, read_checkpoint
 from seqarch.training.fsdp import data_processes
 from seqarch.training.loggers import adapt_loggers
 from seqarch.training.provenance import Provenance
+from seqarch.training.run_folder import branch_config, branch_steps, unfinished_branches
 
 
 class Experiment:

@@ -9,8 +9,7 @@ from seqarch.kernels.delta_rule import delta_rule, gated_delta_rule2
 from seqarch.kernels.gated_norm.op import gated_rms_norm
 from seqarch.kernels.linear_cross_entropy import linear_cross_entropy
 from seqarch.kernels.op import DECLARED, Backend, Op, kernels_of
-from seqarch.kernels.rwkv6 import rwkv6
-from seqarch.kernels.rwkv7 import rwkv7
+from seqarch.kernels.rwkv import rwkv6, rwkv7
 from seqarch.kernels.selective_scan.op import selective_scan
 from seqarch.kernels.short_convolution.op import qkv_convolution, short_convolution
 from seqarch.kernels.softmax_attention import softmax_attention

@@ -10,7 +10,7 @@ from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import Backend, Op, wide_keys
 from seqarch.kernels.packages import check_gated_gradients
 from seqarch.kernels.packed import recur
-from seqarch.kernels.rwkv7 import rwkv7_reference
+from seqarch.kernels.rwkv import rwkv7_reference
 from seqarch.kernels.tensors import (
     Recurred,
     at_least_float32,

@@ -12,7 +12,7 @@ RUN/profile/           traces of steps, from `fit --profile`
 RUN/tokenizer/         the files of the tokenizer, if it has any (`seqarch.data.tokenizer_files`)
 RUN/exam.json          what an exam notes about the run
 RUN/lock               the process that trains here, while it does
-RUN/branches/          run folders of the same training with fewer steps (`seqarch.training.branches`)
+RUN/branches/          run folders of the same training with fewer steps (`seqarch.training.run_folder`)
 """
 
 import contextlib

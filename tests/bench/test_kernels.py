@@ -92,7 +92,7 @@ def test_a_line_holds_shape_time_and_ratio():
 
 
 def test_limits_are_rates(monkeypatch):
-    times = pytest.importorskip("seqarch.bench.attention")
+    times = pytest.importorskip("seqarch.bench.timing")
 
     found, took = [], iter([2.0, 0.5])
 

@@ -15,7 +15,7 @@ from seqarch.experiment.experiment import Experiment
 from seqarch.experiment.recipes import merged_recipe
 from seqarch.mixers.base import Mixer
 from seqarch.mixers.registry import MixerEntry
-from seqarch.training.branches import branch_steps
+from seqarch.training.run_folder import branch_steps
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ON_A_CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "model.compile": "false"}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import rwkv6
-from seqarch.kernels.rwkv6 import rwkv6_chunked, rwkv6_recurrent
+from seqarch.kernels.rwkv import rwkv6_chunked, rwkv6_recurrent
 from seqarch.testing.compare import relative_error
 from tests.kernels import inputs
 from tests.kernels.precision import TF32_TOLERANCE, assert_near_float64

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seqarch.errors import UserError
 from seqarch.kernels import rwkv7
-from seqarch.kernels.rwkv7 import rwkv7_chunked, rwkv7_recurrent
+from seqarch.kernels.rwkv import rwkv7_chunked, rwkv7_recurrent
 from seqarch.testing.compare import relative_error
 from tests.kernels import inputs
 from tests.kernels.precision import TF32_TOLERANCE, DroppedBits

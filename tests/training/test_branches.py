@@ -11,9 +11,8 @@ from seqarch import cli
 from seqarch.data.datamodule import TextDataModule
 from seqarch.errors import UserError
 from seqarch.runs.folder import branches, is_finished, read_record
-from seqarch.training.branches import branch_steps
 from seqarch.training.callbacks.branches import Branches
-from seqarch.training.run_folder import RunFolder
+from seqarch.training.run_folder import RunFolder, branch_steps
 from tests import processes
 from tests.conftest import MODEL, TINY, flags
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from seqarch.kernels import Backend, Op, kernels_of
 from seqarch.kernels.fla_tuning import fla_recurrence
-from seqarch.kernels.rwkv7 import rwkv7_reference
+from seqarch.kernels.rwkv import rwkv7_reference
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_sequences, is_tracked, softplus
 from seqarch.mixers.base import Scale, init_linear, is_fused, size_heads, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState, init_step_bias

@@ -11,13 +11,13 @@ from seqarch.arguments import Interval
 from seqarch.errors import UserError
 from seqarch.runs.files import atomic
 from seqarch.runs.folder import branch_path, checkpoint_path, newest_checkpoint
-from seqarch.training.branches import begin, branch_steps
 from seqarch.training.callbacks.base import EveryNSteps
 from seqarch.training.callbacks.evaluate_tasks import OODLoss
+from seqarch.training.run_folder import begin, branch_steps
 
 
 class Branches(EveryNSteps, Checkpoint):
-    """Also finishes runs of fewer steps: `branches/step_00000649` has 649 steps (`seqarch.training.branches`).
+    """Also finishes runs of fewer steps: `branches/step_00000649` has 649 steps (`seqarch.training.run_folder`).
 
     At the step from which the rate of the shorter run falls, training stops with a checkpoint. `fit` finishes the
     branch and then continues the run, which does not change.
