@@ -19,7 +19,7 @@ averaged over the seeds that both models have at that budget.
 **Means.** The raw mean weighs all domains equally. The standardised mean has fixed weights (`weights.csv`), one over
 each domain's deviation between seeds, and is the sharper test of zero. Neither depends on the other models of an exam.
 
-**Interval.** The pairs' variance is `seqarch.report.interval`'s. Chance in the documents of the hold-outs is added in
+**Interval.** The pairs' variance is `seqarch.report.estimates`'s. Chance in the documents of the hold-outs is added in
 quadrature: they are drawn again, the same for both models (a cluster bootstrap).
 """
 
@@ -32,8 +32,7 @@ import numpy as np
 
 from seqarch.errors import UserError
 from seqarch.report.documents import common_documents
-from seqarch.report.estimates import BudgetGap, Change, Estimate, Gap
-from seqarch.report.interval import half_width, half_widths, moderated, over_pairs
+from seqarch.report.estimates import BudgetGap, Change, Estimate, Gap, half_width, half_widths, moderated, over_pairs
 from seqarch.report.runs import Evaluations
 from seqarch.runs.results import NORMAL
 from seqarch.tables import read_csv, readable

@@ -5,8 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from seqarch.report.estimates import TOLERANCE
-from seqarch.report.interval import PRIOR, half_widths, moderated, over_pairs
+from seqarch.report.estimates import PRIOR, TOLERANCE, half_widths, moderated, over_pairs
 
 EXAMS = 20_000
 ERROR = 3 * (0.95 * 0.05 / EXAMS) ** 0.5
