@@ -149,10 +149,6 @@ class Preparation:
     def _select(self) -> Select:
         return Select(TEXT if self.text_field is None else self.text_field, self.domain_field, tuple(self.where))
 
-    @property
-    def _holdout(self) -> float:
-        return HOLDOUT if self.holdout is None else self.holdout
-
     def _run(self, files: list[Path], part: int, n_parts: int) -> list[Manifest]:
         place = self._place
         if self.append:
@@ -194,8 +190,9 @@ class Preparation:
         return tokenizer
 
     def _job(self, tokenizer: Tokenizer, sources: tuple[Source, ...]) -> Manifest:
+        holdout = HOLDOUT if self.holdout is None else self.holdout
         return Manifest(
-            self.domain or "", tokenizer.name, self._select.text_field, self._holdout, sources,
+            self.domain or "", tokenizer.name, self._select.text_field, holdout, sources,
             min_tokens=self.min_tokens, max_tokens=self.max_tokens,
             domain_field=self.domain_field, where=tuple(self.where),
         )  # fmt: skip

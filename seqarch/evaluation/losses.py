@@ -63,7 +63,8 @@ class LossByDomain(Task):
         check_causal(scorer, self.sets[0].tokens[0])
         split = functools.partial(split_losses, frequent=self.frequent.to(scorer.device))
         measured = [scorer.measure(each.tokens, split, segments=each.segments) for each in self.sets]
-        tables = [*map(of_targets, measured)]
+        # with a document mask not all positions have a target, and the columns are means over targets
+        tables = [each if each.shape[1] == 3 else each[:, :3] / each[:, 3].mean() for each in measured]
         metrics = loss_metrics(self.sets, [float(table[:, 0].contiguous().mean()) for table in tables])
         samples: dict[str, np.ndarray] = {}
         for each, table, whole, n_bytes in zip(self.sets, tables, measured, self.n_bytes, strict=True):
@@ -138,11 +139,6 @@ def sums_by_range(losses: Tensor, tokens: Tensor, segments: Tensor, ranges: Sequ
     within = [predicted(segments) & (positions >= start) & (positions < stop) for start, stop in ranges]
     sums = [torch.where(each, losses.double(), 0).sum(dim=1) for each in within]
     return torch.stack([torch.stack(sums, dim=1), torch.stack(within, dim=2).sum(dim=1).double()], dim=1)
-
-
-def of_targets(table: Tensor) -> Tensor:
-    """The columns of `split_losses` as means over targets: with a document mask, not all positions have one."""
-    return table if table.shape[1] == 3 else table[:, :3] / table[:, 3].mean()
 
 
 def split_losses(losses: Tensor, tokens: Tensor, segments: Tensor | None = None, *, frequent: Tensor) -> Tensor:
