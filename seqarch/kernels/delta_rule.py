@@ -70,9 +70,9 @@ CHUNK_SIZE = 64
 
 
 def delta_rule_reference(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, *rest: Any
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, scale: float, state: Any, cu_seqlens: Any
 ) -> Recurred:
-    return recur((delta_rule_recurrent, delta_rule_chunked), (q, k, v, beta, log_decay), *rest)
+    return recur((delta_rule_recurrent, delta_rule_chunked), (q, k, v, beta, log_decay), scale, state, cu_seqlens)
 
 
 def delta_rule_recurrent(
@@ -217,12 +217,12 @@ def gated_delta_rule2(
 
 
 def gated_delta_rule2_reference(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, erase: Tensor, *rest: Any
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, erase: Tensor, scale: float, state: Any, cu_seqlens: Any
 ) -> Recurred:
     """As `gated_delta_rule2`: RWKV-7's recurrence that looks up `-erase * k` in the decayed state and adds along k."""
     with torch.autocast(q.device.type, enabled=False):
         lookup = -log_decay.exp() * at_least_float32(erase) * at_least_float32(k)
-    return rwkv7_reference(q, k, v, log_decay, lookup, k, *rest)
+    return rwkv7_reference(q, k, v, log_decay, lookup, k, scale, state, cu_seqlens)
 
 
 @torch.compiler.disable()

@@ -57,10 +57,12 @@ def rwkv6(
     return RWKV6.run(backend, r, k, v, log_decay, bonus, scale, initial_state, cu_seqlens)
 
 
-def rwkv6_reference(r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, *rest: Any) -> Recurred:
+def rwkv6_reference(
+    r: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, scale: float, state: Any, cu_seqlens: Any
+) -> Recurred:
     """As `rwkv6`, computed at least in float32."""
     forms = [partial(form, bonus=at_least_float32(bonus)) for form in (rwkv6_recurrent, rwkv6_chunked)]
-    return recur(forms, (r, k, v, log_decay), *rest)
+    return recur(forms, (r, k, v, log_decay), scale, state, cu_seqlens)
 
 
 def rwkv6_recurrent(
