@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser, Namespace
 from seqarch.arguments import Interval
 from seqarch.bench.kernels import STEPS, bench_kernels
 from seqarch.bench.mixers import bench_mixers, find_recipes, recipe_job
-from seqarch.experiment.parser import Parser
+from seqarch.experiment.help import Parser
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.runs.keys import flatten
 

@@ -11,7 +11,7 @@ from seqarch.cli import bench, checkpoint, eval, exam, export, generate, mixer_l
 from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, check_known, say, several
-from seqarch.experiment.parser import Parser
+from seqarch.experiment.help import Parser
 from seqarch.plugins import entries, import_entry, named, split_flags
 from seqarch.runs.files import refuse_place
 from seqarch.tables import listed

@@ -238,6 +238,9 @@ class PackedSequences:
             )
         return tokens
 
+    def __iter__(self) -> "Iterator[Tensor]":
+        return (self[index] for index in range(len(self)))
+
     def _shard(self, index: int) -> int:
         return bisect.bisect_right(self._first_sample, index) - 1
 
