@@ -34,7 +34,8 @@ def cut_documents(
     pieces = (cu_seqlens.diff() + (0 if complete else size - 1)) // size
     first = F.pad(pieces.cumsum(0, dtype=torch.int32), (1, 0))
     piece = torch.arange(count, device=cu_seqlens.device, dtype=torch.int32)
-    document = torch.searchsorted(first[1:], piece, right=True, out_int32=True).clamp_max(pieces.shape[0] - 1)
+    # in all of `first`, since Inductor of torch 2.11 cannot search in a slice
+    document = (torch.searchsorted(first, piece, right=True, out_int32=True) - 1).clamp_max(pieces.shape[0] - 1)
     starts = cu_seqlens[document] + (piece - first[document]) * size
     return first, document, torch.where(piece < first[-1], starts, length).to(torch.int32)
 
