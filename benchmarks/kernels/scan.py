@@ -4,6 +4,7 @@ In the rows of Mamba-1, H is the number of channels (`d_inner`) and D the size o
 H is the number of heads and D their size; the state has 128 rows.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from seqarch.kernels import selective_scan, ssd
 from seqarch.kernels.op import Op
 from seqarch.kernels.packages import is_installed, mamba_ssm_function
 from seqarch.kernels.selective_scan.op import SELECTIVE_SCAN
-from seqarch.kernels.ssd.op import SSD
+from seqarch.kernels.ssd.op import MAMBA_CHUNK, SSD
 from seqarch.testing.compare import relative_error
 from tests.kernels import inputs
 
@@ -80,14 +81,17 @@ def rows() -> Iterator[Row]:
 
 
 def of_heads() -> Iterator[Row]:
-    """Time Mamba-2 by each backend."""
-    for backend in backends(SSD):
+    """Time Mamba-2 by mamba-ssm's kernels as they come, then by each backend, of which one makes them deterministic."""
+    ways = {f"ssd by {name}": functools.partial(outputs_by, ssd, backend=name) for name in backends(SSD)}
+    if is_installed("mamba_ssm"):
+        published = mamba_ssm_function("triton.ssd_combined", "mamba_chunk_scan_combined")
+        ways = {"mamba-ssm Triton": lambda _: lambda *values: published(*values, MAMBA_CHUNK), **ways}
+    for name, way in ways.items():
         for B, T in LENGTHS:
             for d in CHANNELS:
                 tensors = draw_heads(B, T, d, torch.bfloat16)
                 shape = {"B": B, "T": T, "H": d // HEAD, "D": HEAD}
-                run = outputs_by(ssd, tensors, backend)
-                yield from passes(f"ssd by {backend}", run, list(tensors.values()), **shape)
+                yield from passes(name, way(tensors), list(tensors.values()), **shape)
 
 
 def errors() -> Iterator[Row]:

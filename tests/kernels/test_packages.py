@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,3 +56,32 @@ def test_a_mamba_ssm_whose_extension_does_not_load_is_said_with_the_command(monk
         selective_scan.by_mamba_ssm(*inputs, None, None, None, None)
     with pytest.raises(UserError, match=r"cannot be imported: .*pip install mamba-ssm.*for_another_torch"):
         ssd.by_mamba_ssm(x, torch.rand(1, 4, 2), None, *inputs[3:], None, None)
+
+
+@pytest.fixture
+def fake_mamba_ssm(monkeypatch):
+    """Kernels of mamba-ssm with two tile sizes, and its mode."""
+    modules = {}
+    for name in ("ssd_bmm", "ssd_chunk_state", "ssd_state_passing", "ssd_chunk_scan", "ssd_combined"):
+        modules[name] = SimpleNamespace(kernel=SimpleNamespace(configs=[64, 32]), mamba_chunk_scan_combined=print)
+        monkeypatch.setitem(sys.modules, f"mamba_ssm.ops.triton.{name}", modules[name])
+    modes = []
+    mode = SimpleNamespace(set_deterministic_mode=modes.append, autotune_configs=lambda configs: [min(configs)])
+    monkeypatch.setitem(sys.modules, "mamba_ssm.utils.determinism", mode)
+    ssd.deterministic_chunk_scan.cache_clear()
+    yield modules, modes
+    ssd.deterministic_chunk_scan.cache_clear()
+
+
+def test_mamba_ssm_adds_in_one_order_with_one_tile_size(fake_mamba_ssm):
+    modules, modes = fake_mamba_ssm
+    assert ssd.deterministic_chunk_scan() is print
+    assert modes == [True]
+    assert all(module.kernel.configs == [32] for module in modules.values())
+
+
+@pytest.mark.usefixtures("fake_mamba_ssm")
+def test_a_mamba_ssm_without_a_deterministic_mode_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mamba_ssm.utils.determinism", None)
+    with pytest.raises(UserError, match="needs a mamba-ssm with a deterministic mode"):
+        ssd.deterministic_chunk_scan()

@@ -1,11 +1,15 @@
 """The state space dual op: checks, references in plain PyTorch and other packages' kernels."""
 
+import functools
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seqarch.errors import refused
 from seqarch.kernels.blocks import expand_heads
 from seqarch.kernels.fla_tuning import fla_recurrence
 from seqarch.kernels.op import Backend, Op
@@ -241,12 +245,30 @@ def by_simple_gla(
     return y, final
 
 
+@functools.cache
+def deterministic_chunk_scan() -> Callable[..., Any]:
+    """mamba-ssm's kernels without atomics, by a mode that holds for the whole process.
+
+    The mode also gives each kernel one tile size, but only as it is imported: without one, each process may find
+    another one the fastest, and get other bits.
+    """
+    run = mamba_ssm_function("triton.ssd_combined", "mamba_chunk_scan_combined")
+    with refused("backend 'mamba_ssm' needs a mamba-ssm with a deterministic mode, such as 2.3.2", ImportError):
+        mode = importlib.import_module("mamba_ssm.utils.determinism")
+    mode.set_deterministic_mode(True)
+    for file in ("ssd_bmm", "ssd_chunk_state", "ssd_state_passing", "ssd_chunk_scan", "ssd_combined"):
+        for kernel in vars(importlib.import_module(f"mamba_ssm.ops.triton.{file}")).values():
+            if hasattr(kernel, "configs"):
+                kernel.configs = mode.autotune_configs(kernel.configs)
+    return run
+
+
 @torch.compiler.disable()
 def by_mamba_ssm(
     x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, _: None, state: Tensor | None, *__: None
 ) -> Recurred:
     """Call the authors' Triton kernels, which keep states as `[P, N]`."""
-    run = mamba_ssm_function("triton.ssd_combined", "mamba_chunk_scan_combined")
+    run = deterministic_chunk_scan()
     A = dt.new_zeros(x.shape[2]) if A is None else A.to(dt.dtype)
     state = None if state is None else state.transpose(2, 3).contiguous()
     y, final = run(x, dt, A, B, C, MAMBA_CHUNK, initial_states=state, return_final_states=True)
