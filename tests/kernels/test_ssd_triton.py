@@ -100,15 +100,13 @@ def test_inputs_that_it_does_not_take() -> None:
         ssd(**draw(1, 4), backend="triton")
 
 
-@pytest.mark.parametrize("walk", [False, True])
 @pytest.mark.parametrize(("shape", "programs"), [((2, 300, 2, 16, 1, 16), 12), ((1, 333, 3, 24, 1, 20), 1000)])
-def test_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], programs: int, walk: bool) -> None:
-    """Rows are cut if few programs would walk them, with states and without, into pieces of several sizes."""
+def test_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], programs: int) -> None:
+    """Rows are cut if few programs would walk them, into pieces of several sizes."""
     from seqarch.kernels.ssd import triton
 
-    state = triton.Launch(4, 2, programs, rows=16)
-    pieces = triton.FULL._replace(state=state, walk=triton.Launch(4, 1) if walk else None)
-    monkeypatch.setattr(triton, "FULL", pieces)
+    monkeypatch.setattr(triton, "USUAL", triton.USUAL._replace(rows=16))
+    monkeypatch.setattr(triton, "ENOUGH_WALKS", programs)
     monkeypatch.setattr(triton, "SHORTEST_PIECE", 2)
     batch, _, heads, width, _, size = shape
     for decay in ("full", "none"):
@@ -121,16 +119,14 @@ def test_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...],
             assert_same(got, results(widened(arguments), initial_state=wide, backend="reference"), 5e-5)
 
 
-@pytest.mark.parametrize(("chunk", "kernel"), [(32, "joined"), (64, "joined"), (32, "sums")])
 @pytest.mark.parametrize("decay", DECAYS)
-def test_gradients_by_one_kernel_or_three(monkeypatch: pytest.MonkeyPatch, decay: str, chunk: int, kernel: str) -> None:
+def test_chunks_of_two_sizes(monkeypatch: pytest.MonkeyPatch, decay: str) -> None:
+    """On Hopper the passes have chunks of their own sizes."""
     from seqarch.kernels.ssd import triton
 
-    options = {kernel: triton.Launch(8, 1, 4), "forward_chunk": chunk, "backward_chunk": 96 - chunk}
-    monkeypatch.setattr(triton, "FULL", triton.FULL._replace(**options))
-    arguments = draw(1, 70, 6, 16, 2, 20, decay=decay, dtype=torch.float32)
-    got = results(arguments, backend="triton")
-    assert_same(got, results(widened(arguments), backend="reference"), 5e-5)
-    borders = torch.tensor([0, 1, 34, 34, 70], dtype=torch.int32)
-    got = results(arguments, cu_seqlens=borders, backend="triton")
-    assert_same(got, results(widened(arguments), cu_seqlens=borders, backend="reference"), 5e-5)
+    monkeypatch.setattr(triton, "tuning_of", lambda *_: triton.FASTEST)
+    arguments = draw(1, 200, 2, 16, 1, 20, decay=decay, dtype=torch.float32)
+    borders = torch.tensor([0, 1, 34, 34, 200], dtype=torch.int32)
+    for given in (None, borders):
+        got = results(arguments, cu_seqlens=given, backend="triton")
+        assert_same(got, results(widened(arguments), cu_seqlens=given, backend="reference"), 5e-5)

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator, padded, precision, token_rows
+from seqarch.kernels.packages import is_hopper
 from seqarch.kernels.packed import cut_documents
 from seqarch.kernels.ssd.triton_chunks import (
     decay_gradient_kernel,
@@ -16,11 +17,12 @@ from seqarch.kernels.ssd.triton_chunks import (
     piece_kernel,
     state_kernel,
     step_kernel,
-    walk_kernel,
 )
 
 ENOUGH_PROGRAMS = 512
-"""Programs that keep a GPU busy. With fewer, several programs share the heads of a group or the chunks of a row."""
+"""Programs that keep a GPU busy. With fewer chunks, several programs share the heads of a group."""
+ENOUGH_WALKS = 384
+"""As many programs walk chunks, if rows are long enough to be cut into pieces."""
 SHORTEST_PIECE = 4
 """Chunks in the shortest piece of a row."""
 
@@ -28,49 +30,33 @@ SHORTEST_PIECE = 4
 class Launch(NamedTuple):
     """How a kernel is launched."""
 
-    warps: int
-    stages: int
-    programs: int = ENOUGH_PROGRAMS
-    """Programs to aim at."""
-    rows: int = 64
-    """Rows of the state that a program holds, if it need not hold all."""
+    num_warps: int
+    num_stages: int
 
 
 class Tuning(NamedTuple):
-    """Sizes of chunks and launches of all kernels."""
+    """Tokens per chunk of both passes, rows of a state that a program walks, and the launch of each kernel."""
 
-    forward_chunk: int = 64
-    backward_chunk: int = 64
-    state: Launch = Launch(4, 2)
-    output: Launch = Launch(4, 2)
-    inputs: Launch = Launch(8, 1)
-    projections: Launch = Launch(4, 1)
-    sums: Launch | None = None
-    """A kernel of its own for gradients of the decays; otherwise they come with those of the inputs."""
-    joined: Launch | None = None
-    """One kernel for both, which reads everything once."""
-    walk: Launch | None = None
-    """One kernel for states and outputs, for rows without documents. It writes no states."""
+    forward_chunk: int
+    backward_chunk: int
+    rows: int
+    state: Launch
+    output: Launch
+    inputs: Launch
+    decays: Launch
+    projections: Launch
 
 
-SMALL = Tuning(
-    state=Launch(8, 3, 384, 128),
-    output=Launch(4, 3),
-    inputs=Launch(4, 3),
-    projections=Launch(4, 3),
-    sums=Launch(4, 2),
-    walk=Launch(4, 2),
-)
-"""For heads up to 64 and states up to 128 rows, in 16 bits."""
-LARGE = Tuning()
-FULL = Tuning(32, 32)
-"""For float32."""
+FASTEST = Tuning(128, 64, 128, Launch(8, 3), Launch(8, 3), Launch(4, 3), Launch(4, 2), Launch(4, 3))
+"""On an H200, for 16 bits, heads up to 64 and states up to 128 rows."""
+USUAL = Tuning(64, 64, 64, Launch(4, 2), Launch(4, 2), Launch(8, 1), Launch(8, 1), Launch(4, 1))
 
 
 def tuning_of(x: Tensor, B: Tensor) -> Tuning:
     if x.dtype == torch.float32:
-        return FULL
-    return SMALL if x.shape[3] <= 64 and B.shape[3] <= 128 else LARGE
+        return USUAL._replace(forward_chunk=32, backward_chunk=32)
+    small = x.shape[3] <= 64 and B.shape[3] <= 128
+    return FASTEST if small and x.is_cuda and is_hopper(x.device) else USUAL
 
 
 class Chunks(NamedTuple):
@@ -144,117 +130,55 @@ def _decays(dt: Tensor, g: Tensor | None, chunks: Chunks) -> Decays:
     return Decays(steps, sums)
 
 
-def _heads_of_a_program(chunks: Chunks, shapes: Shapes, enough: int) -> int:
+def _heads_of_a_program(chunks: Chunks, shapes: Shapes) -> int:
     """Heads that one program takes, a divisor of R; the whole group if there are enough programs."""
     heads = shapes.R
-    while heads > 1 and chunks.count * (shapes.H // heads) < enough:
+    while heads > 1 and chunks.count * (shapes.H // heads) < ENOUGH_PROGRAMS:
         heads = next(n for n in range(heads - 1, 0, -1) if shapes.R % n == 0)
     return heads
 
 
-def _chunks_of_a_piece(chunks: Chunks, programs: int, enough: int) -> int:
-    """Chunks of a row that one program walks, out of `programs` if each walks a whole row."""
-    count = chunks.count // chunks.documents
-    if chunks.starts is not None or programs >= enough:
-        return max(count, 1)
-    return max(triton.cdiv(count, triton.cdiv(enough, programs)), min(SHORTEST_PIECE, count))
+def _pieces(chunks: Chunks, programs: int) -> tuple[int, int]:
+    """Pieces of each row and their chunks, if `programs` would walk whole rows; documents stay whole."""
+    count = max(triton.cdiv(chunks.length, chunks.size), 1)
+    if chunks.starts is not None or programs >= ENOUGH_WALKS:
+        return 1, count
+    size = max(triton.cdiv(count, triton.cdiv(ENOUGH_WALKS, programs)), min(SHORTEST_PIECE, count))
+    return triton.cdiv(count, size), size
 
 
 def _states(
-    x: Tensor, decays: Decays, B: Tensor, initial: Tensor | None, chunks: Chunks, launch: Launch, *, reverse: bool
+    x: Tensor, decays: Decays, B: Tensor, initial: Tensor | None, chunks: Chunks, tuning: Tuning, *, reverse: bool
 ) -> tuple[Tensor, Tensor]:
     """States before all chunks `[count, H, N, P]` and the final ones `[documents, H, N, P]`; see `state_kernel`.
 
     A long row is cut into pieces: what each adds to the state, the states before the pieces, then all states."""
-    s = _shapes(x, B)
+    s, rows = _shapes(x, B), chunks.documents
+    block_n, block_p = min(s.BN, tuning.rows), min(s.BP, 64)
+    tiles = triton.cdiv(s.N, block_n) * triton.cdiv(s.P, block_p)
+    pieces, size = _pieces(chunks, rows * s.H * tiles)
+
+    def walk(initial: Tensor | None, states: Tensor | None, final: Tensor | None, totals: Tensor | None) -> None:
+        state_kernel[(rows * pieces * s.H, tiles)](
+            x, *decays, B, initial, states, final, totals, chunks.cu_seqlens, chunks.first, chunks.length,
+            pieces, size, x.stride(1), B.stride(1), s.H, s.R, s.N, s.P, chunks.size, block_n, block_p,
+            chunks.starts is not None, decays.sums is not None, initial is not None, reverse,
+            states is not None, final is not None, s.precision, **tuning.state._asdict(),
+        )  # fmt: skip
+
     states = torch.empty(chunks.count, s.H, s.N, s.P, dtype=x.dtype, device=x.device)
-    final = torch.empty(chunks.documents, s.H, s.N, s.P, dtype=torch.float32, device=x.device)
-    pieces = _pieces(x, decays, B, initial, final, chunks, launch, reverse)
-    if pieces.count > 1:
-        _walk_states(x, decays, B, pieces.before, states, None, None, chunks, launch, pieces, reverse)
-    else:
-        _walk_states(x, decays, B, initial, states, final, None, chunks, launch, pieces, reverse)
-    return states, final
-
-
-class Pieces(NamedTuple):
-    """Parts of each row that programs walk at the same time."""
-
-    count: int
-    size: int
-    """Chunks."""
-    before: Tensor | None = None
-    """The states before them, `[rows * count, H, N, P]` in float32."""
-
-
-def _state_tiles(s: Shapes, launch: Launch) -> tuple[int, int, int]:
-    """Rows and columns of a program's part of a state, and the number of parts."""
-    block_n, block_p = min(s.BN, launch.rows), min(s.BP, 64)
-    return block_n, block_p, triton.cdiv(s.N, block_n) * triton.cdiv(s.P, block_p)
-
-
-def _pieces(
-    x: Tensor, decays: Decays, B: Tensor, initial: Tensor | None, final: Tensor, chunks: Chunks, launch: Launch,
-    reverse: bool,
-) -> Pieces:  # fmt: skip
-    """Cut long rows. If there are several pieces, also write the final states."""
-    s = _shapes(x, B)
-    each = _chunks_of_a_piece(chunks, chunks.documents * s.H * _state_tiles(s, launch)[2], launch.programs)
-    count = 1 if chunks.starts is not None else triton.cdiv(triton.cdiv(chunks.length, chunks.size), each)
-    if count == 1:
-        return Pieces(1, each)
-    before = torch.empty(chunks.documents * count, s.H, s.N, s.P, dtype=torch.float32, device=x.device)
-    totals = torch.empty(chunks.documents * count, s.H, dtype=torch.float32, device=x.device)
-    _walk_states(x, decays, B, None, None, before, totals, chunks, launch, Pieces(count, each), reverse)
+    final = torch.empty(rows, s.H, s.N, s.P, dtype=torch.float32, device=x.device)
+    if pieces == 1:
+        walk(initial, states, final, None)
+        return states, final
+    before, totals = final.new_empty(rows * pieces, s.H, s.N, s.P), final.new_empty(rows * pieces, s.H)
+    walk(None, None, before, totals)
     block = min(padded(s.N * s.P), 1024)
-    piece_kernel[(chunks.documents * s.H, triton.cdiv(s.N * s.P, block))](
-        before, totals, initial, final, count, s.H, s.N * s.P, block, initial is not None, reverse,
-    )  # fmt: skip
-    return Pieces(count, each, before)
-
-
-def _walk_states(
-    x: Tensor, decays: Decays, B: Tensor, initial: Tensor | None, states: Tensor | None, final: Tensor | None,
-    totals: Tensor | None, chunks: Chunks, launch: Launch, pieces: Pieces, reverse: bool,
-) -> None:  # fmt: skip
-    s = _shapes(x, B)
-    block_n, block_p, tiles = _state_tiles(s, launch)
-    state_kernel[(chunks.documents * pieces.count * s.H, tiles)](
-        x, *decays, B, initial, states, final, totals, chunks.cu_seqlens, chunks.first, chunks.length,
-        pieces.count, pieces.size, x.stride(1), B.stride(1), s.H, s.R, s.N, s.P, chunks.size, block_n, block_p,
-        chunks.starts is not None, decays.sums is not None, initial is not None, reverse,
-        states is not None, final is not None, s.precision, num_warps=launch.warps, num_stages=launch.stages,
-    )  # fmt: skip
-
-
-def _outputs(
-    x: Tensor, decays: Decays, B: Tensor, C: Tensor, states: Tensor, y: Tensor, chunks: Chunks, launch: Launch
-) -> None:
-    s = _shapes(x, B)
-    heads = _heads_of_a_program(chunks, s, launch.programs)
-    output_kernel[(chunks.count, s.H // heads)](
-        x, *decays, B, C, states, y, *chunks.tables, x.stride(1), B.stride(1), C.stride(1),
-        s.H, s.R, s.N, s.P, chunks.size, s.BN, s.BP, heads, chunks.starts is not None, decays.sums is not None,
-        s.precision, num_warps=launch.warps, num_stages=launch.stages,
-    )  # fmt: skip
-
-
-def _walk(
-    x: Tensor, decays: Decays, B: Tensor, C: Tensor, initial: Tensor | None, y: Tensor, chunks: Chunks, state: Launch,
-    launch: Launch,
-) -> Tensor:  # fmt: skip
-    """Write the outputs of rows without documents; the final states."""
-    s = _shapes(x, B)
-    final = torch.empty(chunks.documents, s.H, s.N, s.P, dtype=torch.float32, device=x.device)
-    pieces = _pieces(x, decays, B, initial, final, chunks, state, False)
-    before = initial if pieces.before is None else pieces.before
-    walk_kernel[(chunks.documents * pieces.count * s.H,)](
-        x, *decays, B, C, before, y, final, chunks.length, pieces.count, pieces.size,
-        x.stride(1), B.stride(1), C.stride(1), s.H, s.R, s.N, s.P, chunks.size, s.BN, s.BP,
-        decays.sums is not None, before is not None, pieces.count == 1, s.precision,
-        num_warps=launch.warps, num_stages=launch.stages,
-    )  # fmt: skip
-    return final
+    piece_kernel[(rows * s.H, triton.cdiv(s.N * s.P, block))](
+        before, totals, initial, final, pieces, s.H, s.N * s.P, block, initial is not None, reverse
+    )
+    walk(before, states, None, None)
+    return states, final
 
 
 def _in_rows(
@@ -289,14 +213,17 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """`y` and the final states of `ssd`, for float32 steps, decays and states."""
     x, dt, B, C, g, initial = _in_rows(x, dt, B, C, log_decay, initial)
-    tuning = tuning_of(x, B)
+    tuning, s = tuning_of(x, B), _shapes(x, B)
     chunks = chunks_of(x, cu_seqlens, tuning.forward_chunk)
     decays = _decays(dt, g, chunks)
+    states, final = _states(x, decays, B, initial, chunks, tuning, reverse=False)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if tuning.walk is not None and cu_seqlens is None:
-        return y, _walk(x, decays, B, C, initial, y, chunks, tuning.state, tuning.walk)
-    states, final = _states(x, decays, B, initial, chunks, tuning.state, reverse=False)
-    _outputs(x, decays, B, C, states, y, chunks, tuning.output)
+    heads = _heads_of_a_program(chunks, s)
+    output_kernel[(chunks.count, s.H // heads)](
+        x, *decays, B, C, states, y, *chunks.tables, x.stride(1), B.stride(1), C.stride(1),
+        s.H, s.R, s.N, s.P, chunks.size, s.BN, s.BP, heads, chunks.starts is not None, g is not None,
+        s.precision, **tuning.output._asdict(),
+    )  # fmt: skip
     return y, final
 
 
@@ -317,56 +244,39 @@ def _for_all_heads(found, x, dt, log_decay, *_):
 def backward(dy, dfinal, x, dt, log_decay, B, C, initial, cu_seqlens):
     """Gradients of `x`, the steps, the log decays (of each head), `B`, `C` and the initial states."""
     x, dt, B, C, g, initial = _in_rows(x, dt, B, C, log_decay, initial)
-    like_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dy = torch.zeros_like(like_x) if dy is None else dy.to(x.dtype).contiguous()
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dy = torch.zeros_like(dx) if dy is None else dy.to(x.dtype).contiguous()
     dfinal = None if dfinal is None else dfinal.contiguous()
-    tuning = tuning_of(x, B)
+    tuning, s = tuning_of(x, B), _shapes(x, B)
     chunks = chunks_of(x, cu_seqlens, tuning.backward_chunk)
     decays = _decays(dt, g, chunks)
-    states, _ = _states(x, decays, B, initial, chunks, tuning.state, reverse=False)
-    dstates, dinitial = _states(dy, decays, C, dfinal, chunks, tuning.state, reverse=True)
-    read = x, decays, B, C, states, dy, dstates
-    dx, ddt = like_x, torch.empty_like(dt)
-    da = None if g is None else torch.empty_like(decays.steps)
-    through = None if g is None else da.new_empty(da.shape[:2])
-    into = dx, ddt, da, through
-    if tuning.joined is None:
-        if tuning.sums is None or g is None:
-            _gradients(read, into, chunks, tuning.inputs)
-        else:
-            _gradients(read, (dx, ddt, None, None), chunks, tuning.inputs)
-            _gradients(read, (None, None, da, through), chunks, tuning.sums)
-        dB, dC = _gradients(read, None, chunks, tuning.projections, projections=True)
-    else:
-        dB, dC = _gradients(read, into, chunks, tuning.joined, projections=True)
-    dg = torch.empty(x.shape[:3] if g is not None else (0,), dtype=torch.float32, device=x.device)
-    if g is not None:
-        heads, block = x.shape[2], min(padded(x.shape[2]), 32)
-        decay_gradient_kernel[(chunks.count, triton.cdiv(heads, block))](
-            da, through, dg, *chunks.tables, heads, chunks.size, block, chunks.starts is not None
-        )
-    return dx, ddt, dg, dB, dC, dinitial
+    states, _ = _states(x, decays, B, initial, chunks, tuning, reverse=False)
+    dstates, dinitial = _states(dy, decays, C, dfinal, chunks, tuning, reverse=True)
+    heads = _heads_of_a_program(chunks, s)
 
+    def write(of: str, first: Tensor, second: Tensor, launch: Launch, block_n: int = s.BN) -> None:
+        gradient_kernel[(chunks.count, s.H // heads, triton.cdiv(s.N, block_n))](
+            x, *decays, B, C, states, dy, dstates, first, second, *chunks.tables,
+            x.stride(1), B.stride(1), C.stride(1), B.numel(), s.H, s.R, s.N, s.P, chunks.size, block_n, s.BP, heads,
+            chunks.starts is not None, g is not None, of, s.precision, **launch._asdict(),
+        )  # fmt: skip
 
-def _gradients(read: Any, into: Any, chunks: Chunks, launch: Launch, projections: bool = False) -> Any:
-    """Launch `gradient_kernel` for the gradients `into`, if given, and for those of B and C, which it returns."""
-    x, decays, B, C, states, dy, dstates = read
-    s = _shapes(x, B)
-    heads = _heads_of_a_program(chunks, s, launch.programs)
+    ddt = torch.empty_like(dt)
+    write("inputs", dx, ddt, tuning.inputs)
     parts = s.R // heads
     dtype = x.dtype if parts == 1 else torch.float32
-    dB, dC = (torch.empty(parts, *B.shape, dtype=dtype, device=x.device) if projections else None for _ in range(2))
-    block_n = s.BN if into else min(s.BN, launch.rows)
-    gradient_kernel[(chunks.count, s.H // heads, triton.cdiv(s.N, block_n))](
-        x, *decays, B, C, states, dy, dstates, *(into or [None] * 4), dB, dC, *chunks.tables,
-        x.stride(1), B.stride(1), C.stride(1), B.numel(), s.H, s.R, s.N, s.P, chunks.size, block_n, s.BP, heads,
-        chunks.starts is not None, decays.sums is not None,
-        bool(into) and into[0] is not None, bool(into) and into[2] is not None, projections, s.precision,
-        num_warps=launch.warps, num_stages=launch.stages,
-    )  # fmt: skip
-    if projections:
-        return tuple(t.squeeze(0) if parts == 1 else t.sum(0).to(x.dtype) for t in (dB, dC))
-    return None
+    dB, dC = (torch.empty(parts, *B.shape, dtype=dtype, device=x.device) for _ in range(2))
+    write("projections", dB, dC, tuning.projections, min(s.BN, 64))  # more columns do not fit into registers
+    dB, dC = (t.squeeze(0) if parts == 1 else t.sum(0).to(x.dtype) for t in (dB, dC))
+    if g is None:
+        return dx, ddt, ddt.new_empty(0), dB, dC, dinitial
+    da, through, dg = torch.empty_like(decays.steps), ddt.new_empty(chunks.count, s.H), torch.empty_like(ddt)
+    write("decays", da, through, tuning.decays)
+    block = min(padded(s.H), 32)
+    decay_gradient_kernel[(chunks.count, triton.cdiv(s.H, block))](
+        da, through, dg, *chunks.tables, s.H, chunks.size, block, chunks.starts is not None
+    )
+    return dx, ddt, dg, dB, dC, dinitial
 
 
 def recur(

@@ -229,61 +229,17 @@ def output_kernel(
 
 
 @triton.jit
-def walk_kernel(
-    x, steps, sums, B, C, initial, y, final, length, pieces, piece_chunks,
-    x_token, B_token, C_token,
-    H: tl.constexpr, R: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
-    BT: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
-    DECAYS: tl.constexpr, INITIAL: tl.constexpr, FINAL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`y` of all chunks of a piece and one head, chunk after chunk, with the state in registers; see `state_kernel`."""
-    piece, head = tl.program_id(0) // H, tl.program_id(0) % H
-    row_chunks = tl.cdiv(length, BT)
-    skipped = (piece % pieces) * piece_chunks
-    row = (piece // pieces).to(tl.int64)
-    start, stop = row * length + skipped * BT, (row + 1) * length
-    chunk = row * row_chunks + skipped
-    o_n, o_p = tl.arange(0, BN), tl.arange(0, BP)
-    own = tl.program_id(0).to(tl.int64) * N * P
-    causal = tl.arange(0, BT)[:, None] >= tl.arange(0, BT)[None, :]
-    if INITIAL:
-        b_state = load_state(initial + own, o_n, o_p, N, P, BN, BP).to(tl.float32)
-    else:
-        b_state = tl.zeros([BN, BP], dtype=tl.float32)
-    for i in range(tl.minimum(row_chunks - skipped, piece_chunks)):
-        place = start + i * BT
-        o_t = tl.arange(0, BT)
-        m_t = o_t < tl.minimum(stop - place, BT).to(tl.int32)
-        row_head = (chunk + i) * H + head
-        b_a, b_last = decay_of(sums, row_head, BT, DECAYS)
-        b_dt = tl.load(steps + row_head * BT + tl.arange(0, BT))
-        b_x = load_rows(x + place * x_token + head * P, o_t, m_t, o_p, x_token, P, BP)
-        b_B = load_rows(B + place * B_token + (head // R) * N, o_t, m_t, o_n, B_token, N, BN)
-        b_C = load_rows(C + place * C_token + (head // R) * N, o_t, m_t, o_n, C_token, N, BN)
-        b_s = tl.dot(b_C, tl.trans(b_B), input_precision=PRECISION)
-        b_w = b_s * tl.exp2(tl.where(causal, b_a[:, None] - b_a[None, :], float("-inf"))) * b_dt[None, :]
-        b_y = tl.dot(b_C, b_state.to(b_C.dtype), input_precision=PRECISION) * tl.exp2(b_a)[:, None]
-        b_y = tl.dot(b_w.to(b_x.dtype), b_x, b_y, input_precision=PRECISION)
-        store_rows(y + (place * H + head) * P, b_y, o_t, m_t, o_p, H * P, P, BP)
-        b_xs = (b_x * (tl.exp2(b_last - b_a) * b_dt)[:, None]).to(b_x.dtype)
-        b_state = b_state * tl.exp2(b_last) + tl.dot(tl.trans(b_B), b_xs, input_precision=PRECISION)
-    if FINAL:
-        store_state(final + own, b_state, o_n, o_p, N, P, BN, BP)
-
-
-@triton.jit
 def gradient_kernel(
-    x, steps, sums, B, C, states, dy, dstates, dx, ddt, da, through, dB, dC, starts, stops, length,
+    x, steps, sums, B, C, states, dy, dstates, first, second, starts, stops, length,
     x_token, B_token, C_token, part_stride,
     H: tl.constexpr, R: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, HEADS: tl.constexpr,
-    PACKED: tl.constexpr, DECAYS: tl.constexpr, INPUTS: tl.constexpr, SUMS: tl.constexpr,
-    PROJECTIONS: tl.constexpr, PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, DECAYS: tl.constexpr, OF: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one chunk and HEADS heads of one group.
+    """Two gradients of one chunk and HEADS heads of one group, `first` and `second`.
 
-    INPUTS: of x and the steps. SUMS: of `b_a`. BN holds all of N for both. PROJECTIONS: what these heads add to BN
-    columns of the gradients of B and C."""
+    For OF "inputs", of x and the steps. For "decays", of `b_a` and what reaches every token of the chunk. BN holds all
+    of N for both. For "projections", what these heads add to BN columns of the gradients of B and C."""
     chunk, first_head = tl.program_id(0), tl.program_id(1) * HEADS
     group, part = first_head // R, (first_head % R) // HEADS
     start, o_t, m_t = chunk_tokens(chunk, length, starts, stops, BT, PACKED)
@@ -291,11 +247,11 @@ def gradient_kernel(
     later = o_t[None, :] >= o_t[:, None]  # rows are keys
     b_B = load_rows(B + start * B_token + group * N, o_t, m_t, o_n, B_token, N, BN)
     b_C = load_rows(C + start * C_token + group * N, o_t, m_t, o_n, C_token, N, BN)
-    if INPUTS or SUMS:
-        b_s = tl.dot(b_B, tl.trans(b_C), input_precision=PRECISION)
-    if PROJECTIONS:
+    if OF == "projections":
         b_dB = tl.zeros([BT, BN], dtype=tl.float32)
         b_dC = tl.zeros([BT, BN], dtype=tl.float32)
+    else:
+        b_s = tl.dot(b_B, tl.trans(b_C), input_precision=PRECISION)
     for head in range(first_head, first_head + HEADS):
         row_head = chunk.to(tl.int64) * H + head
         b_a, b_last = decay_of(sums, row_head, BT, DECAYS)
@@ -305,10 +261,10 @@ def gradient_kernel(
         b_dh = load_state(dstates + row_head * N * P, o_n, o_p, N, P, BN, BP)
         b_reach = tl.exp2(tl.where(later, b_a[None, :] - b_a[:, None], float("-inf")))
         b_out = tl.exp2(b_last - b_a)
-        if PROJECTIONS or SUMS:
+        if OF != "inputs":
             b_h = load_state(states + row_head * N * P, o_n, o_p, N, P, BN, BP)
             b_e = tl.dot(b_x, tl.trans(b_dy), input_precision=PRECISION) * b_dt[:, None] * b_reach
-        if PROJECTIONS:
+        if OF == "projections":
             b_eh = b_e.to(b_B.dtype)
             b_dB = tl.dot(b_eh, b_C, b_dB, input_precision=PRECISION)
             b_dC = tl.dot(tl.trans(b_eh), b_B, b_dC, input_precision=PRECISION)
@@ -316,22 +272,22 @@ def gradient_kernel(
             b_dC = tl.dot(b_dys, tl.trans(b_h), b_dC, input_precision=PRECISION)
             b_xs = (b_x * (b_out * b_dt)[:, None]).to(b_x.dtype)
             b_dB = tl.dot(b_xs, tl.trans(b_dh), b_dB, input_precision=PRECISION)
-        if INPUTS or SUMS:
+        else:
             b_left = tl.dot(b_B, b_dh, input_precision=PRECISION) * b_out[:, None]
-        if SUMS:
+        if OF == "decays":
             # a path from a key to a later query, or to or from a state, passes all decays in between
             b_pair = tl.where(o_t[None, :] > o_t[:, None], b_e * b_s, 0.0)
             b_in = tl.dot(b_C, b_h, input_precision=PRECISION)
             b_in = tl.sum(b_in * b_dy, 1) * tl.exp2(b_a) + tl.sum(b_pair, 0)
             b_from = tl.sum(b_left * b_x, 1) * b_dt
             b_all = tl.sum(tl.sum(b_h.to(tl.float32) * b_dh.to(tl.float32), 1), 0) * tl.exp2(b_last)
-            tl.store(da + row_head * BT + o_t, b_in - b_from - tl.sum(b_pair, 1))
-            tl.store(through + row_head, b_all + tl.sum(b_from, 0))
-        if INPUTS:
+            tl.store(first + row_head * BT + o_t, b_in - b_from - tl.sum(b_pair, 1))
+            tl.store(second + row_head, b_all + tl.sum(b_from, 0))
+        if OF == "inputs":
             b_dv = tl.dot((b_s * b_reach).to(b_dy.dtype), b_dy, b_left, input_precision=PRECISION)
-            store_rows(dx + (start * H + head) * P, b_dv * b_dt[:, None], o_t, m_t, o_p, H * P, P, BP)
-            tl.store(ddt + start * H + head + o_t * H, tl.sum(b_dv * b_x, 1), mask=m_t)
-    if PROJECTIONS:
+            store_rows(first + (start * H + head) * P, b_dv * b_dt[:, None], o_t, m_t, o_p, H * P, P, BP)
+            tl.store(second + start * H + head + o_t * H, tl.sum(b_dv * b_x, 1), mask=m_t)
+    if OF == "projections":
         place = part.to(tl.int64) * part_stride + (start * (H // R) + group) * N
-        store_rows(dB + place, b_dB, o_t, m_t, o_n, (H // R) * N, N, BN)
-        store_rows(dC + place, b_dC, o_t, m_t, o_n, (H // R) * N, N, BN)
+        store_rows(first + place, b_dB, o_t, m_t, o_n, (H // R) * N, N, BN)
+        store_rows(second + place, b_dC, o_t, m_t, o_n, (H // R) * N, N, BN)
