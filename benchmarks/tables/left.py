@@ -8,7 +8,7 @@ from benchmarks.tables.kernels import LARGE, SMALL, Rows, digits
 Table = list[list[str]]
 ATTEND_ROWS = 25
 """Rows of D elements per query and head that attention to a selection moves, forward and backward."""
-CHUNK, LAYERS, MAMBA_LAYERS = 128, 12, 24
+CHUNK, LAYERS = 128, 12
 BEFORE, NOW = "keys by addresses", "keys by descriptors"
 """The kernel that the profiles of shells ran, and the present one."""
 
@@ -68,17 +68,6 @@ def _prompts() -> list[str]:
     return [speed.rounded(row["prefill_tokens_per_s"]), speed.rounded(str(batch * length / (products + weights)))]
 
 
-def _mamba2() -> list[str]:
-    """The model's operations over the GPU's peak in percent, as measured and with the recurrence of mamba-ssm."""
-    rows, shape = Rows(kernels.read(), "ssd"), ("32", "2048", "24", "64")
-    named = (row for row in speed.read("mixers") if row["name"] == "mamba2_110m" and row["of"] == "seqarch")
-    row = next(row for row in named if row["commit"].startswith(speed.ALL_RECIPES))
-    seconds = 65536 / float(row["tokens_per_s"])
-    ours, theirs = (rows.of(f"ssd by {name} fwd+bwd", shape) for name in ("triton", "mamba_ssm"))
-    mfu = 100 * float(row["mfu"])
-    return [f"{mfu:.1f}", f"{mfu * seconds / (seconds - MAMBA_LAYERS * (ours - theirs) / 1e3):.1f}"]
-
-
 def left() -> Table:
     """Each aim that was missed: what was measured, its floor, what was tried and what is left."""
     time, sharp = Rows(kernels.read(), "time"), Rows(kernels.read(), "sharp")
@@ -104,9 +93,5 @@ def left() -> Table:
         [
             *("16 prompts of 51,200 tokens, exact chunks, tokens/s", "600,000", *_prompts()),
             *("keys by descriptors, compiled passes, fewer covariances", "exponentials of the selection"),
-        ],
-        [
-            *("training `mamba2_110m`, MFU in %", "25", *_mamba2()),
-            *("steps and decays inside of the kernels", "chunks of 256 as in mamba-ssm, without atomics"),
         ],
     ]

@@ -168,6 +168,12 @@ def trains(recipe: str) -> str:
     return next(row[1] for row in rivals() if row[0] == f"`{recipe}`")
 
 
+def mamba2() -> str:
+    """Tokens per second and MFU of the latest run of `mamba2_110m`."""
+    row = [row for row in read("mixers") if (row["name"], row["of"]) == ("mamba2_110m", "seqarch")][-1]
+    return f"{rate(row)} tokens/s, an MFU of {100 * float(row['mfu']):.1f} %"
+
+
 def rate(row: Row) -> str:
     return hundreds(row["tokens_per_s"])
 
