@@ -113,11 +113,14 @@ def ssd_reference(
 def scaled_inputs(x: Tensor, dt: Tensor, A: Tensor | None, log_decay: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """`dt x`, and the logarithms of the decays in float32 or more; None for no decay."""
     with torch.autocast(x.device.type, enabled=False):
-        if A is not None:
-            log_decay = dt * at_least_float32(A)
-        elif log_decay is not None:
-            log_decay = at_least_float32(log_decay)
-        return (x * dt.unsqueeze(-1)).to(x.dtype), log_decay
+        return (x * dt.unsqueeze(-1)).to(x.dtype), log_decays(dt, A, log_decay)
+
+
+def log_decays(dt: Tensor, A: Tensor | None, log_decay: Tensor | None) -> Tensor | None:
+    """The logarithms of the decays in float32 or more; None for no decay."""
+    if A is not None:
+        return dt * at_least_float32(A)
+    return None if log_decay is None else at_least_float32(log_decay)
 
 
 def ssd_recurrent(x: Tensor, log_decay: Tensor | None, B: Tensor, C: Tensor, initial_state: Tensor | None) -> Recurred:

@@ -10,6 +10,7 @@ from torch import Tensor
 from seqarch.kernels.launch import gradient_of, operator, padded, precision, token_rows
 from seqarch.kernels.packages import is_hopper
 from seqarch.kernels.packed import cut_documents
+from seqarch.kernels.ssd.op import log_decays
 from seqarch.kernels.ssd.triton_chunks import (
     decay_gradient_kernel,
     gradient_kernel,
@@ -283,6 +284,4 @@ def recur(
     x: Tensor, dt: Tensor, A: Tensor | None, B: Tensor, C: Tensor, log_decay: Tensor | None, *others: Any
 ) -> tuple[Tensor, Tensor]:
     """As the public `ssd`."""
-    if A is not None:
-        log_decay = dt * A.to(dt.dtype)
-    return forward(x, dt, None if log_decay is None else log_decay.to(dt.dtype), B, C, *others)
+    return forward(x, dt, log_decays(dt, A, log_decay), B, C, *others)
