@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from seqarch.exam.train import Progress, shown
+from seqarch.exam.progress import Progress, shown
 from seqarch.runs.folder import write_record
 from seqarch.tables import readable_time
 
@@ -48,7 +48,7 @@ def test_a_run_that_ended_has_no_steps_left(runs, tmp_path, end):
 
 
 def test_a_log_gets_the_line_and_not_twice(runs, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("seqarch.exam.train.EVERY", 0.01)
+    monkeypatch.setattr("seqarch.exam.progress.EVERY", 0.01)
     with shown(Progress(runs)):
         for step in (10, 50, 50, 51):
             train(tmp_path / "a", step)
