@@ -32,9 +32,10 @@ import numpy as np
 from seqarch import Experiment
 from seqarch.data import verified
 from seqarch.data.assemble import CHUNK_TOKENS
+from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
 from seqarch.data.datamodule import TextDataModule
-from seqarch.data.loader import AT_ONCE, ShardCache
+from seqarch.data.loader import AT_ONCE
 from seqarch.data.order import DomainOrder
 from seqarch.data.prepare import prepare
 from seqarch.data.shards import BLOCK, BLOCKS, INDEX, MANIFEST, Domain, PackedSequences

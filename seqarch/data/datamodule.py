@@ -12,8 +12,9 @@ from lightning import LightningDataModule
 from torch import Tensor
 
 from seqarch.arguments import FILLED, Count, Interval, Limited, Seed, divide
+from seqarch.data.cache import ShardCache
 from seqarch.data.corpus import find_root
-from seqarch.data.loader import BatchPlan, DocumentCollate, MixtureDataset, ShardCache, TrainLoader
+from seqarch.data.loader import BatchPlan, DocumentCollate, MixtureDataset, TrainLoader
 from seqarch.data.manifest import Split
 from seqarch.data.order import DomainOrder, SampleOrder
 from seqarch.data.packing import (

@@ -348,10 +348,10 @@ def test_a_process_ends_in_the_middle_of_an_epoch(shards: Path) -> None:
     """Its workers ignore signals, but they end with it."""
     script = f"""
 from pathlib import Path
-from seqarch.data import loader, order, shards
+from seqarch.data import cache, loader, order, shards
 sequences = [shards.open_domain(Path({str(shards)!r}), "web").sequences("train", {T + 1})]
 orders = (order.DomainOrder("web", sequences[0].counts, 0, None),)
-dataset = loader.MixtureDataset(sequences, loader.ShardCache(sequences, orders, None))
+dataset = loader.MixtureDataset(sequences, cache.ShardCache(sequences, orders, None))
 plan = loader.BatchPlan(2, 1, 0, 9)
 batches = iter(loader.TrainLoader(dataset, order.SampleOrder(orders, (1.0,)), plan, num_workers=1))
 next(batches)"""

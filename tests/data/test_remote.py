@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from seqarch import cli
-from seqarch.data import loader, remote, verified
+from seqarch.data import cache, remote, verified
 from seqarch.data.datamodule import TextDataModule
 from seqarch.data.prepare import Preparation, prepare
 from seqarch.data.shards import open_domain
@@ -205,13 +205,13 @@ def test_the_cache_is_bounded(storage: Any, tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(UserError, match=r"data.cache_gb is for shards in object storage, and these lie on a disk"):
         data(str(tmp_path / "local"), cache_gb=8.5 * size / 1e9).train_dataloader()
     most = []
-    fetch = loader._read_ahead
+    fetch = cache._read_ahead
 
     def watched(*args: Any) -> None:
         fetch(*args)
         most.append(sum(path.stat().st_size for path in shards_on_disk(tmp_path / "cache")))
 
-    monkeypatch.setattr(loader, "_read_ahead", watched)
+    monkeypatch.setattr(cache, "_read_ahead", watched)
     batches(data(URL, cache_gb=8.5 * size / 1e9))
     assert max(most) <= 8.5 * size
 
