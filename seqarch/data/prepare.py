@@ -21,8 +21,9 @@ from seqarch.data.assemble import add_documents, assemble, check_domain, check_i
 from seqarch.data.files import find_files, is_hub, source_bytes, source_sha256, standard_input
 from seqarch.data.manifest import INPUTS, SPLITS, Manifest, Source, differing_inputs
 from seqarch.data.remote import is_remote, mirror
+from seqarch.data.select import Select
 from seqarch.data.shards import WORK, Domain, is_domain, list_domains
-from seqarch.data.sources import CUT, PIECE_BYTES, TEXTS, Select
+from seqarch.data.sources import CUT, PIECE_BYTES, TEXTS
 from seqarch.data.tokenize import tokenize
 from seqarch.data.tokenizer_files import FOLDER, find_tokenizer, stored_tokenizer, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer

@@ -13,7 +13,8 @@ import numpy as np
 
 from seqarch.data.files import source_bytes
 from seqarch.data.manifest import SPLITS, Manifest, Split
-from seqarch.data.sources import PIECE_BYTES, Document, Piece, Select, cut, documents
+from seqarch.data.select import Select
+from seqarch.data.sources import PIECE_BYTES, Document, Piece, cut, documents
 from seqarch.data.tokenizer_files import FOLDER, stored_tokenizer
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.workers import worker_pool

@@ -17,8 +17,8 @@ from seqarch.data import prepare as module
 from seqarch.data import sources, tokenize
 from seqarch.data.manifest import Manifest, Split
 from seqarch.data.prepare import prepare
+from seqarch.data.select import Select
 from seqarch.data.shards import Domain
-from seqarch.data.sources import Select
 from seqarch.data.tokenizers import load_tokenizer
 from seqarch.errors import UserError
 from tests.data.conftest import make_texts

@@ -19,8 +19,8 @@ from seqarch import cli
 from seqarch.data import assemble as assembling
 from seqarch.data import files
 from seqarch.data.prepare import Preparation, join, prepare
+from seqarch.data.select import Condition
 from seqarch.data.shards import Domain
-from seqarch.data.sources import Condition
 from seqarch.errors import UserError
 from tests.data.conftest import make_texts, write_jsonl
 from tests.data.test_prepare import contents, texts_of, tokens_of, zstd
