@@ -23,7 +23,7 @@ from seqarch.bench.jobs import Job, Row
 from seqarch.bench.mixers import find_recipes
 from seqarch.bench.training_step import mark, seconds_between, start
 from seqarch.errors import UserError
-from seqarch.model.generation import PASS, PREFILL
+from seqarch.model.decoder import PASS, PREFILL
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from seqarch.experiment.checker import first_sentence, parse_tree
 from seqarch.experiment.tree import read_plain
 from seqarch.mixers.registry import import_parts
 from seqarch.model import SequenceLM, stream
-from seqarch.model.generation import check_drawn
+from seqarch.model.decoder import check_drawn
 from seqarch.runs.folder import named_checkpoint
 from seqarch.training import LanguageModel
 from seqarch.training.checkpoint import build_module, model_options, model_parser, read_checkpoint, tokenizer_of

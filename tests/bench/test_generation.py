@@ -55,11 +55,11 @@ def test_steps_are_timed_in_the_middle(monkeypatch):
 
 
 def test_a_batch_shrinks_to_what_fits(monkeypatch):
-    monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: 3e6)
+    monkeypatch.setattr("seqarch.model.decoder.free_memory", lambda device: 3e6)
     recipe = str(find_recipes(["transformer_pp"])[0])
     (row,) = generation.time_recipe(recipe, ["python"], SMALL, [], **{**SIZES, "batch_size": 60})["rows"]
     assert 0 < row["batch_size"] < 60
-    monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: 10)
+    monkeypatch.setattr("seqarch.model.decoder.free_memory", lambda device: 10)
     (row,) = generation.time_recipe(recipe, ["python"], SMALL, [], **SIZES)["rows"]
     assert "do not fit in memory" in row["error"]
     assert "not measured" in generation.line({"name": "a", **row})

@@ -14,7 +14,7 @@ from seqarch.mixers.base import Clock
 from seqarch.mixers.cores import KeyValueState
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import Decoder, GeGLU, RWKVChannelMix, SequenceLM, generate, with_bf16_weights
-from seqarch.model.generation import ACTIVATIONS, Sampling, StaticStep, _read_block, is_static
+from seqarch.model.decoder import ACTIVATIONS, Sampling, StaticStep, _read_block, is_static
 
 ON_GPU = torch.cuda.is_available()
 V, D_MODEL, CHUNK = (40, 128, 16) if ON_GPU else (40, 32, 4)  # the kernels take chunks of at least 16 keys
@@ -220,11 +220,11 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_one_that_fits(monkeypatch):
     lm = build()
     state = lm.state_bytes(25, torch.float64)
     passes = 25 * ACTIVATIONS * D_MODEL * 8
-    monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: int(2.5 * (state + passes)))
+    monkeypatch.setattr("seqarch.model.decoder.free_memory", lambda device: int(2.5 * (state + passes)))
     assert len(generate(lm, tokens(5, 5), 20, batch_size=2)) == 5
     with pytest.raises(UserError, match=r"5 sequences of 25 tokens do not fit .* batch_size 2 fits$"):
         generate(lm, tokens(5, 5), 20)
-    monkeypatch.setattr("seqarch.model.generation.free_memory", lambda device: 10)
+    monkeypatch.setattr("seqarch.model.decoder.free_memory", lambda device: 10)
     with pytest.raises(UserError, match=r"do not fit in memory \(a state takes .* are free\): give shorter prompts"):
         generate(lm, tokens(5, 5), 20)
 

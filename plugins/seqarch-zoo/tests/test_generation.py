@@ -23,7 +23,7 @@ from seqarch_zoo.ttt_mlp import TTTMLP
 
 from seqarch.errors import UserError
 from seqarch.model import SequenceLM, generate
-from seqarch.model.generation import is_static
+from seqarch.model.decoder import is_static
 
 GATED: Any = GatedAttention
 INFLLM2: Any = InfLLM2
