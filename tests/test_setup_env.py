@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from seqarch.cli.mixer_list import new_mixer
+from seqarch.cli.new_mixer import new_mixer
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "setup_env.py"

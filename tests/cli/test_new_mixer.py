@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seqarch.cli.mixer_list import new_mixer
+from seqarch.cli.new_mixer import new_mixer
 from seqarch.errors import UserError
 from tests import processes
 from tests.conftest import flags

@@ -17,8 +17,8 @@ import yaml
 
 import seqarch
 from seqarch import Experiment
-from seqarch.cli.mixer_list import FILES, new_mixer
 from seqarch.cli.mixers import cost_table
+from seqarch.cli.new_mixer import FILES, new_mixer
 from seqarch.errors import UserError
 from seqarch.model.roles import kinds_of
 
