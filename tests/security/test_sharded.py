@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from seqarch.training.checkpoint import read_tensors
 from seqarch.training.sharded.folder import index_text, split
-from seqarch.training.sharded_checkpoints import write_tensors
+from seqarch.training.sharded.storage import write_tensors
 
 SHARD = "shard_00000.safetensors"
 

@@ -8,8 +8,8 @@ import time
 
 import lightning as L
 
-from seqarch.training import sharded_checkpoints as storage
 from seqarch.training.callbacks import RunCheckpoint
+from seqarch.training.sharded import storage
 
 
 class Interrupt(L.Callback):

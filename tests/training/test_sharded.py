@@ -19,8 +19,8 @@ from seqarch import cli, load
 from seqarch.errors import UserError
 from seqarch.runs.folder import checkpoints, is_finished
 from seqarch.training import FSDP2
-from seqarch.training import sharded_checkpoints as storage
 from seqarch.training.checkpoint import read_folder, read_tensors
+from seqarch.training.sharded import storage
 from seqarch.training.sharded.folder import Folder
 from seqarch.training.sharded_checkpoints import IN_BACKGROUND
 from tests import processes
