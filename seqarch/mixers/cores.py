@@ -24,8 +24,8 @@ from seqarch.kernels import (
     top1_chunk_decode,
     top1_element_attention,
 )
-from seqarch.kernels.tensors import is_tracked
-from seqarch.kernels.top1_chunk.op import CHUNK_SIZE, Selection
+from seqarch.kernels.tensors import at_least_float32, is_tracked
+from seqarch.kernels.top1_chunk.op import CHUNK_SIZE, Selection, mean_keys
 from seqarch.mixers.base import Clock, MixerState
 from seqarch.mixers.pieces import Piece
 from seqarch.mixers.short_convolution import ShortConvolutionState
@@ -128,39 +128,49 @@ class WindowState(KeyValueState):
 
 @dataclasses.dataclass
 class ChunkMeansState(KeyValueState):
-    """A key/value cache with the mean key of each chunk, `means [B, max_length / C, H_kv, D]`.
+    """A key/value cache with the means of its chunks: of the keys or, with two `means`, of keys and values.
 
-    Only means of complete chunks are used. Means are in float32 or more, as in the selection over a whole sequence.
+    Each is `[B, max_length / C, H_kv, D]`. Only means of complete chunks are used; the others are finite. Means are in
+    float32 or more, as over a whole sequence.
     """
 
-    means: Tensor
+    means: tuple[Tensor, ...]
     chunk_size: int
-    sums: Tensor | None = dataclasses.field(default=None, kw_only=True)
-    """In static steps the sum of the keys of the own chunk so far, `[B, 1, H_kv, D]`."""
+    sums: tuple[Tensor, ...] = dataclasses.field(default=(), kw_only=True)
+    """In static steps the sums over the own chunk so far, `[B, 1, H_kv, D]` each."""
+
+    @classmethod
+    def beside(cls, cache: KeyValueState, chunk_size: int, count: int) -> "ChunkMeansState":
+        """An empty cache with `count` means per chunk."""
+        shape = cache.keys.shape[0], -(-cache.max_length // chunk_size), *cache.keys.shape[2:]
+        dtype = torch.promote_types(cache.keys.dtype, torch.float32)
+        means = tuple(cache.keys.new_zeros(shape, dtype=dtype) for _ in range(count))
+        return cls(cache.keys, cache.values, 0, cache.max_length, means, chunk_size)
 
     def pin(self, clock: Clock) -> bool:
-        own = self.keys[:, self.length // self.chunk_size * self.chunk_size : self.length]
-        self.sums = own.to(self.means.dtype).sum(dim=1, keepdim=True)
+        own = slice(self.length // self.chunk_size * self.chunk_size, self.length)
+        kept = (self.keys, self.values)[: len(self.means)]
+        self.sums = tuple(at_least_float32(each[:, own]).sum(dim=1, keepdim=True) for each in kept)
         return super().pin(clock)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if self.clock is not None and self.sums is not None:
-            begins = self.clock.position % self.chunk_size == 0
-            self.sums = torch.where(begins, 0, self.sums) + k.to(self.means.dtype)
-            # Written at every step, right once the chunk is complete, and not read before.
-            self.means.index_copy_(1, self.clock.position // self.chunk_size, self.sums / self.chunk_size)
-            return super().extend(k, v)
         done = self.length // self.chunk_size
-        keys, values = super().extend(k, v)
+        cached = super().extend(k, v)
+        if self.clock is not None:
+            own, begins = self.clock.position // self.chunk_size, self.clock.position % self.chunk_size == 0
+            before = (torch.where(begins, 0, total) for total in self.sums)
+            self.sums = tuple(total + at_least_float32(new) for total, new in zip(before, (k, v), strict=False))
+            for mean, total in zip(self.means, self.sums, strict=True):
+                # written at every step, right once the chunk is complete, and not read before
+                mean.index_copy_(1, own, total / self.chunk_size)
+            return cached
         complete = self.length // self.chunk_size
-        if complete > done:
-            new = keys[:, done * self.chunk_size : complete * self.chunk_size].detach()
-            new = new.to(self.means.dtype).unflatten(1, (complete - done, self.chunk_size))
-            self.means[:, done:complete] = new.mean(dim=2)
-        return keys, values
+        for mean, tokens in zip(self.means, cached, strict=False):
+            mean[:, done:complete] = mean_keys(tokens[:, done * self.chunk_size :].detach(), self.chunk_size)
+        return cached
 
-    def complete_means(self) -> Tensor:
-        return self.means[:, : self.length // self.chunk_size]
+    def complete_means(self) -> tuple[Tensor, ...]:
+        return tuple(mean[:, : self.length // self.chunk_size] for mean in self.means)
 
 
 @dataclasses.dataclass
@@ -333,25 +343,20 @@ class Top1ChunkCore(AttentionCore):
             k, v = state.extend(k, v)
             if q.shape[1] == 1 and not is_tracked(q, k, v):
                 return self._decode(q, state, scale)
-        means = state.complete_means() if isinstance(state, ChunkMeansState) else None
+        means = state.complete_means()[0] if isinstance(state, ChunkMeansState) else None
         options: Any = {**self.options, "scale": scale, "chunk_means": means, "cu_seqlens": cu_seqlens}
         return top1_chunk_attention(q, k, v, **options)
 
     def _decode(self, q: Tensor, state: KeyValueState, scale: float) -> Tensor:
         """The output of the last token, from whole buffers: a slice would have a new shape at every token."""
         clock = state.clock or Clock.at(state.length - 1, q.shape[0], q.device)
-        means = state.means if isinstance(state, ChunkMeansState) else None
+        means = state.means[0] if isinstance(state, ChunkMeansState) else None
         options = {**self.options, "scale": scale, "chunk_means": means}
         return top1_chunk_decode(q, state.keys, state.values, clock.lengths, **options)
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
         cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
-        if self.selection == "exact":
-            return cache
-        dtype = torch.promote_types(cache.keys.dtype, torch.float32)
-        n_chunks = -(-max_length // self.chunk_size)
-        means = cache.keys.new_empty(batch_size, n_chunks, n_kv_heads, head_dim, dtype=dtype)
-        return ChunkMeansState(cache.keys, cache.values, 0, max_length, means, self.chunk_size)
+        return cache if self.selection == "exact" else ChunkMeansState.beside(cache, self.chunk_size, 1)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         size = self.chunk_size

@@ -1,6 +1,5 @@
 """Native sparse attention (arXiv 2502.11089): attention to compressed chunks, to selected ones, and to a window."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -18,9 +17,8 @@ from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked,
 from seqarch.kernels.top1_chunk.op import heaviest_chunks, mean_keys
 from seqarch.mixers.attention import CoreAttention
 from seqarch.mixers.base import Clock, Scale, init_linear, linear_flops
-from seqarch.mixers.cores import AttentionCore, KeyValueState, PieceState
+from seqarch.mixers.cores import AttentionCore, ChunkMeansState
 from seqarch.mixers.options import with_options_of
-from seqarch.mixers.pieces import Piece
 
 CHUNK_SIZE, SELECTED_CHUNKS, WINDOW = 64, 16, 512
 """As published, for sequences of 8,192 tokens and more."""
@@ -30,43 +28,8 @@ ALWAYS = 3
 Selected = Annotated[int, Interval(ALWAYS)]
 """Chunks that a query selects, with those that every query selects."""
 
-Means = tuple[Tensor, Tensor]
+Means = tuple[Tensor, ...]
 """Mean keys and mean values of complete chunks, `[B, N, H_kv, D]` each, at least float32."""
-
-
-@dataclasses.dataclass
-class CompressedState(KeyValueState):
-    """A key/value cache with the mean key and value of each chunk, `[B, max_length / C, H_kv, D]`.
-
-    Only means of complete chunks are used. The others are finite.
-    """
-
-    key_means: Tensor
-    value_means: Tensor
-    chunk_size: int
-
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        done = self.length // self.chunk_size
-        keys, values = super().extend(k, v)
-        if self.clock is not None:
-            own, position = self.clock.position // self.chunk_size, self.clock.position
-            places = own * self.chunk_size + torch.arange(self.chunk_size, device=keys.device)
-            for kept, tokens in ((self.key_means, keys), (self.value_means, values)):
-                # written at every step, right once the chunk is complete, and not read before
-                chunk = tokens.index_select(1, torch.minimum(places, position))
-                kept.index_copy_(1, own, mean_keys(chunk, self.chunk_size))
-            return keys, values
-        complete = self.length // self.chunk_size
-        for kept, tokens in ((self.key_means, keys), (self.value_means, values)):
-            kept[:, done:complete] = mean_keys(tokens[:, done * self.chunk_size :].detach(), self.chunk_size)
-        return keys, values
-
-    def split(self, piece: Piece) -> PieceState:
-        return PieceState.of(self, piece)
-
-    def means(self) -> Means:
-        complete = self.length // self.chunk_size
-        return self.key_means[:, :complete], self.value_means[:, :complete]
 
 
 class NSACore(AttentionCore):
@@ -104,10 +67,10 @@ class NSACore(AttentionCore):
         means = None
         if state is not None:
             k, v = state.extend(k, v)
-            if isinstance(state, CompressedState) and not is_tracked(q, k, v):
+            if isinstance(state, ChunkMeansState) and not is_tracked(q, k, v):
                 if q.shape[1] == 1:
                     return _gated(self._decode(autocast_cast(q)[0], state, scale), gates)
-                means = state.means()
+                means = state.complete_means()
         q, k, v = autocast_cast(q, k, v)
         compressed = self._compress(_attend, q, k, v, scale, cu_seqlens, means)
         options: Any = {"scale": scale, "cu_seqlens": cu_seqlens}
@@ -115,11 +78,11 @@ class NSACore(AttentionCore):
         selected = top1_chunk_attention(q, k, v, chunk_size=self.chunk_size, chunks=chunks, **options)
         return _gated((compressed, selected, softmax_attention(q, k, v, window=self.window, **options)), gates)
 
-    def _decode(self, q: Tensor, state: CompressedState, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _decode(self, q: Tensor, state: ChunkMeansState, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """The branches of the last token, which reads only the keys that it sees; also in static steps."""
         i = (state.clock or Clock.at(state.length - 1, q.shape[0], q.device)).position.unsqueeze(1)
         n_kv_heads, size = state.keys.shape[2], self.chunk_size
-        of_means: Any = {"means": (state.key_means, state.value_means), "scale": scale, "chunk_size": size}
+        of_means: Any = {"means": state.means, "scale": scale, "chunk_size": size}
         chunks = _select(i, q, count=self.selected_chunks - 1, n_kv_heads=n_kv_heads, **of_means)
         chunks = F.pad(chunks[:, 0, :: q.shape[2] // n_kv_heads], (1, 0))  # [B, H_kv, selected_chunks]
         chunks[..., 0] = i // size
@@ -197,10 +160,7 @@ class NSACore(AttentionCore):
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
         cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
-        dtype = torch.promote_types(cache.keys.dtype, torch.float32)
-        shape = (batch_size, -(-max_length // self.chunk_size), n_kv_heads, head_dim)
-        key_means, value_means = (cache.keys.new_zeros(shape, dtype=dtype) for _ in range(2))
-        return CompressedState(cache.keys, cache.values, 0, max_length, key_means, value_means, self.chunk_size)
+        return ChunkMeansState.beside(cache, self.chunk_size, 2)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         keys = flops.chunks_before(seq_len + 1, self.chunk_size)  # a query sees its own chunk's mean at its end
