@@ -15,7 +15,6 @@ from seqarch.mixers.base import Carry, Device, Mixer, MixerState, linear_flops
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.pieces import Piece
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
-from seqarch.mixers.token_shift import TokenShiftState
 
 Composes = Literal["in_turn", "decays", "matrix"]
 Shape = tuple[int, ...] | tuple[tuple[int, ...], ...]
@@ -31,7 +30,7 @@ class RecurrentState(MixerState):
 
     state: Any
     convolution: ShortConvolutionState | None = None
-    shift: TokenShiftState | None = None
+    shift: ShortConvolutionState | None = None
     static: ClassVar[bool] = True
     composes: Composes = "in_turn"
     """How pieces of a sequence compose; see `RecurrentMixer.composes`."""
@@ -196,7 +195,7 @@ class RecurrentMixer(Mixer):
         return RecurrentState(
             self.init_sequence_state(batch_size, max_length, device=device, dtype=dtype),
             convolution.init_state(batch_size, device, dtype) if convolution is not None else None,
-            TokenShiftState.empty(batch_size, self.d_model, device, dtype) if self.shifts else None,
+            ShortConvolutionState.empty(batch_size, 1, self.d_model, device, dtype) if self.shifts else None,
             self.composes,
         )
 

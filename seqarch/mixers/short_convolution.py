@@ -1,7 +1,7 @@
 """The short causal convolution of Mamba, DeltaNet and Based: each channel mixes its last few tokens."""
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,17 @@ Kernel = Annotated[int, Interval(2)]
 
 @dataclasses.dataclass
 class ShortConvolutionState(MixerState):
-    """The last `kernel_size - 1` inputs of each sequence, `[B, kernel_size - 1, channels]`; zeros before the first."""
+    """The last `kernel_size - 1` inputs of each sequence, `[B, kernel_size - 1, channels]`; zeros before the first.
+
+    A token shift has the same state: it moves the last token, as a convolution over two tokens would.
+    """
 
     last: Tensor
     static: ClassVar[bool] = True
+
+    @classmethod
+    def empty(cls, batch_size: int, tokens: int, channels: int, device: Device, dtype: torch.dtype) -> Self:
+        return cls(torch.zeros(batch_size, tokens, channels, device=device, dtype=dtype))
 
     def split(self, piece: Piece) -> "ShortConvolutionState":
         return dataclasses.replace(self, piece=piece)
@@ -65,9 +72,7 @@ class ShortConvolution(Limited, nn.Module):
 
     def init_state(self, batch_size: int, device: Device, dtype: torch.dtype) -> ShortConvolutionState:
         """The state before the first token."""
-        return ShortConvolutionState(
-            torch.zeros(batch_size, self.kernel_size - 1, self.channels, device=device, dtype=dtype)
-        )
+        return ShortConvolutionState.empty(batch_size, self.kernel_size - 1, self.channels, device, dtype)
 
     def flops_per_token(self) -> float:
         """Forward operations per token."""

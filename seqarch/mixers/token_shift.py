@@ -1,14 +1,12 @@
 """Token shift: every position sees the token before it (RWKV, arXiv 2305.13048)."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from seqarch.kernels.tensors import document_positions
-from seqarch.mixers.base import Device, MixerState
-from seqarch.mixers.pieces import Piece
+from seqarch.mixers.short_convolution import ShortConvolutionState
 
 
 def draw_mixes(layer: Any, **powers: float) -> None:
@@ -24,31 +22,16 @@ def draw_mixes(layer: Any, **powers: float) -> None:
         mix.copy_(1 - (torch.arange(layer.d_model, device=mix.device) / layer.d_model) ** (power * rest))
 
 
-@dataclasses.dataclass
-class TokenShiftState(MixerState):
-    """The last token of each sequence, `last [B, d_model]`; zeros before the first."""
-
-    last: Tensor
-    static: ClassVar[bool] = True
-
-    @classmethod
-    def empty(cls, batch_size: int, d_model: int, device: Device, dtype: torch.dtype) -> "TokenShiftState":
-        return cls(torch.zeros(batch_size, d_model, device=device, dtype=dtype))
-
-    def split(self, piece: Piece) -> "TokenShiftState":
-        return dataclasses.replace(self, piece=piece)
-
-
-def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+def token_shift(x: Tensor, *, state: ShortConvolutionState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
     """`x [B, T, d_model]` moved by one position: row t holds token t - 1, the first row zeros or the state's token.
 
     Args:
         x: the sequence.
-        state: the token before `x`; holds the last token of `x` after the call.
+        state: the token before `x`, `[B, 1, d_model]`; holds the last token of `x` after the call.
         cu_seqlens: `[N + 1]` borders of packed documents, in the whole row; the first token of each sees zeros.
     """
     start = 0
-    first = None if state is None else state.last[:, None].to(x.dtype)
+    first = None if state is None else state.last.to(x.dtype)
     if state is not None and state.piece is not None:
         first, start = state.piece.before(x, 1), state.piece.start
     # The compiler fuses a pad, and a row written into it, with what follows, but not cat.
@@ -57,7 +40,7 @@ def token_shift(x: Tensor, *, state: TokenShiftState | None = None, cu_seqlens: 
         shifted[:, :1] = first
     if state is not None:
         # A copy: a view would keep all of x in memory.
-        state.last = x[:, -1].to(state.last.dtype, copy=True)
+        state.last = x[:, -1:].to(state.last.dtype, copy=True)
     if cu_seqlens is not None:
         begins = document_positions(x, start=start, cu_seqlens=cu_seqlens) == 0
         shifted = shifted.masked_fill(begins[:, None], 0)

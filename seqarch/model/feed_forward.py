@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from seqarch.arguments import Count
 from seqarch.mixers.base import Device, Layer, MixerState, init_linear, linear_flops, residual_std
-from seqarch.mixers.token_shift import TokenShiftState, draw_mixes, token_shift
+from seqarch.mixers.short_convolution import ShortConvolutionState
+from seqarch.mixers.token_shift import draw_mixes, token_shift
 
 
 class FeedForward(Layer):
@@ -117,8 +118,8 @@ class SwiGLU(GatedMLP):
 class TokenShiftFeedForward(FeedForward):
     """The common part of RWKV's channel-mixes: their state, the last token."""
 
-    def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> TokenShiftState:
-        return TokenShiftState.empty(batch_size, self.d_model, device, dtype)
+    def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> ShortConvolutionState:
+        return ShortConvolutionState.empty(batch_size, 1, self.d_model, device, dtype)
 
 
 class RWKVChannelMix(TokenShiftFeedForward):

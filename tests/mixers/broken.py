@@ -291,7 +291,7 @@ class KeepsTheCallersMemory(RWKV7Shell):
     def forward(self, x, *, state=None, cu_seqlens=None, carry=None):
         result = super().forward(x, state=state, cu_seqlens=cu_seqlens, carry=carry)
         if state is not None and state.shift is not None:
-            state.shift.last = x[:, -1]
+            state.shift.last = x[:, -1:]
         return result
 
 

@@ -19,7 +19,8 @@ from seqarch.mixers.cores import SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.delta_net import GatedDeltaNet
 from seqarch.mixers.mamba2 import Mamba2
 from seqarch.mixers.rwkv7 import RWKV7, V_FIRST, RWKV7Shell
-from seqarch.mixers.token_shift import TokenShiftState, token_shift
+from seqarch.mixers.short_convolution import ShortConvolutionState
+from seqarch.mixers.token_shift import token_shift
 from seqarch.testing import MixerSuite
 from seqarch.testing.compare import relative_error
 from seqarch.testing.harness import Inputs, MixerHarness
@@ -385,7 +386,7 @@ def test_token_shift_moves_by_one() -> None:
     assert token_shift(x).flatten().tolist() == [0, 1, 2, 3, 4, 5]
     borders = torch.tensor([0, 2, 2, 6], dtype=torch.int32)
     assert token_shift(x, cu_seqlens=borders).flatten().tolist() == [0, 1, 0, 3, 4, 5]
-    state = TokenShiftState.empty(1, 1, "cpu", torch.float32)
+    state = ShortConvolutionState.empty(1, 1, 1, "cpu", torch.float32)
     pieces = [token_shift(piece, state=state) for piece in x.split([1, 3, 2], dim=1)]
     assert torch.cat(pieces, dim=1).flatten().tolist() == [0, 1, 2, 3, 4, 5]
     assert state.last.untyped_storage().nbytes() == 4

@@ -3,11 +3,12 @@ import torch
 from torch._inductor import cpu_vec_isa, metrics
 from torch._inductor.async_compile import AsyncCompile
 
-from seqarch.mixers.token_shift import TokenShiftState, token_shift
+from seqarch.mixers.short_convolution import ShortConvolutionState
+from seqarch.mixers.token_shift import token_shift
 
 
 def test_the_state_holds_the_last_token_in_its_own_dtype():
-    state = TokenShiftState.empty(2, 3, "cpu", torch.bfloat16)
+    state = ShortConvolutionState.empty(2, 1, 3, "cpu", torch.bfloat16)
     x = torch.randn(2, 4, 3)
     shifted = token_shift(x, state=state)
     assert shifted.dtype == torch.float32
