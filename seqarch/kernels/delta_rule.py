@@ -7,7 +7,7 @@ from torch import Tensor
 
 from seqarch.kernels.chunks import split_chunks
 from seqarch.kernels.fla_tuning import fla_recurrence
-from seqarch.kernels.op import Backend, Op, wide_keys
+from seqarch.kernels.op import Backend, Op, wide_heads
 from seqarch.kernels.packages import check_gated_gradients
 from seqarch.kernels.packed import recur
 from seqarch.kernels.rwkv import rwkv7_reference
@@ -135,7 +135,7 @@ def _obstacle(
     differentiates = is_tracked(q, k, v, beta, log_decay, state)
     if _takes_steps(q, log_decay, differentiates):
         return None
-    if reason := wide_keys(q, k):
+    if reason := wide_heads(q):
         return reason
     if differentiates and (k.shape[-1], v.shape[-1]) == (32, 64):
         # seen on an H200 with fla 0.6.0, in chunk_bwd_kernel_dqkwg; every later call of the process fails too
@@ -236,5 +236,5 @@ def _fla2(
 
 
 GATED_DELTA_RULE2 = Op(
-    "gated_delta_rule2", gated_delta_rule2_reference, (Backend("fla", _fla2, "fla", obstacle=wide_keys),), fuses=True
+    "gated_delta_rule2", gated_delta_rule2_reference, (Backend("fla", _fla2, "fla", obstacle=wide_heads),), fuses=True
 )

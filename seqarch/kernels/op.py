@@ -20,7 +20,7 @@ TITLES = {"triton": "own Triton", "mamba_ssm": "mamba-ssm", "sdpa": "PyTorch (cu
 
 
 HEAD_DIM = 256
-"""Largest head dim of our kernels."""
+"""Largest head dim of our kernels, and of fla's."""
 
 
 class SlowPathWarning(UserWarning):
@@ -32,13 +32,8 @@ def takes_all(*args: Any) -> None:
 
 
 def wide_heads(q: Tensor, *_: Any) -> str | None:
-    """The obstacle of our kernels that hold a head of `q [..., D]` at once."""
+    """The obstacle of kernels that hold a head of `q [..., D]` at once."""
     return f"heads of {q.shape[-1]} dims are more than it holds, {HEAD_DIM}" if q.shape[-1] > HEAD_DIM else None
-
-
-def wide_keys(q: Tensor, k: Tensor, *_: Any) -> str | None:
-    """The obstacle of fla's kernels with keys `[..., K]`."""
-    return f"it takes keys of at most 256 dims, not {k.shape[-1]}" if k.shape[-1] > 256 else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from seqarch.errors import UserError
 from seqarch.kernels.chunks import chunk_length, decayed_products, join_chunks, split_chunks
 from seqarch.kernels.fla_tuning import fla_recurrence
-from seqarch.kernels.op import Backend, Op, wide_keys
+from seqarch.kernels.op import Backend, Op, wide_heads
 from seqarch.kernels.packed import recur
 from seqarch.kernels.tensors import Recurred, at_least_float32, autocast_cast, check_sequences, state_or_zeros
 
@@ -241,4 +241,4 @@ def _fla7(
     return fla_recurrence("rwkv7", r, log_decay, k, v, a, b, **options)
 
 
-RWKV7 = Op("rwkv7", rwkv7_reference, (Backend("fla", _fla7, "fla", obstacle=wide_keys),), fuses=True)
+RWKV7 = Op("rwkv7", rwkv7_reference, (Backend("fla", _fla7, "fla", obstacle=wide_heads),), fuses=True)
