@@ -42,6 +42,14 @@ def test_recipe_calls_nothing(refused, tmp_path, call):
     assert said_of(call, refused("fit", "--config", "r.yaml", "--run_dir", "run"))
 
 
+def test_an_option_for_a_function_takes_none_of_an_allowed_package(refused, tmp_path):
+    callback = {"class_path": "LambdaCallback", "init_args": {"on_fit_start": "seqarch.runs.files.remove"}}
+    recipe = {"extends": str(QUICKSTART), "trainer": {"callbacks": [callback]}}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    said = refused("fit", "--config", "r.yaml", "--run_dir", "run")
+    assert "'seqarch.runs.files.remove' is a function, not a class: a file may name classes only" in said
+
+
 def test_recipe_that_extends_one_calls_nothing(refused, tmp_path):
     (tmp_path / "base.yaml").write_text(yaml.safe_dump({"model": {"mixers": {"attention": CALLS[0]}}}))
     (tmp_path / "r.yaml").write_text("extends: base.yaml\n")
