@@ -150,7 +150,7 @@ class MixerHarness:
     def build(self, configuration: Configuration, dtype: torch.dtype = torch.float64, layer_idx: int = 1) -> Mixer:
         """The mixer with parameters moved from their initial values."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             mixer = self.mixer(self.d_model, layer_idx, 3, **configuration)
             mixer.register_buffer("like_inputs", torch.empty(0), persistent=False)  # there may be no parameter
             with torch.no_grad():
