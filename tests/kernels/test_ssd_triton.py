@@ -100,8 +100,22 @@ def test_inputs_that_it_does_not_take() -> None:
         ssd(**draw(1, 4), backend="triton")
 
 
-@pytest.mark.parametrize(("shape", "programs"), [((2, 300, 2, 16, 1, 16), 12), ((1, 333, 3, 24, 1, 20), 1000)])
-def test_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], programs: int) -> None:
+PAIRS, PIECES = (2, 203, 2, 16, 1, 16), (1, 139, 2, 24, 1, 20)
+"""Shapes of seven chunks, of which three pieces are made, and of five chunks for as many pieces as there may be."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "programs", "decay", "from_zero"),
+    [
+        (PAIRS, 12, "full", False),
+        (PAIRS, 12, "none", True),
+        (PIECES, 1000, "none", False),
+        (PIECES, 1000, "full", True),
+    ],
+)
+def test_rows_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], programs: int, decay: str, from_zero: bool
+) -> None:
     """Rows are cut if few programs would walk them, into pieces of several sizes."""
     from seqarch.kernels.ssd import triton
 
@@ -109,24 +123,23 @@ def test_rows_in_pieces(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...],
     monkeypatch.setattr(triton, "ENOUGH_WALKS", programs)
     monkeypatch.setattr(triton, "SHORTEST_PIECE", 2)
     batch, _, heads, width, _, size = shape
-    for decay in ("full", "none"):
-        arguments = draw(*shape, decay=decay, dtype=torch.float32)
-        torch.manual_seed(0)
-        initial = torch.randn(batch, heads, size, width, requires_grad=True)
-        for given in (initial, None):
-            wide = None if given is None else given.detach().double().requires_grad_()
-            got = results(arguments, initial_state=given, backend="triton")
-            assert_same(got, results(widened(arguments), initial_state=wide, backend="reference"), 5e-5)
+    arguments = draw(*shape, decay=decay, dtype=torch.float32)
+    torch.manual_seed(0)
+    initial = None if from_zero else torch.randn(batch, heads, size, width, requires_grad=True)
+    wide = None if initial is None else initial.detach().double().requires_grad_()
+    got = results(arguments, initial_state=initial, backend="triton")
+    assert_same(got, results(widened(arguments), initial_state=wide, backend="reference"), 5e-5)
 
 
-@pytest.mark.parametrize("decay", DECAYS)
-def test_chunks_of_two_sizes(monkeypatch: pytest.MonkeyPatch, decay: str) -> None:
+@pytest.mark.parametrize(
+    ("decay", "documents"), [("full", False), ("full", True), ("one", True), ("none", False), ("none", True)]
+)
+def test_chunks_of_two_sizes(monkeypatch: pytest.MonkeyPatch, decay: str, documents: bool) -> None:
     """On Hopper the passes have chunks of their own sizes."""
     from seqarch.kernels.ssd import triton
 
     monkeypatch.setattr(triton, "tuning_of", lambda *_: triton.FASTEST)
     arguments = draw(1, 200, 2, 16, 1, 20, decay=decay, dtype=torch.float32)
-    borders = torch.tensor([0, 1, 34, 34, 200], dtype=torch.int32)
-    for given in (None, borders):
-        got = results(arguments, cu_seqlens=given, backend="triton")
-        assert_same(got, results(widened(arguments), cu_seqlens=given, backend="reference"), 5e-5)
+    borders = torch.tensor([0, 1, 34, 34, 200], dtype=torch.int32) if documents else None
+    got = results(arguments, cu_seqlens=borders, backend="triton")
+    assert_same(got, results(widened(arguments), cu_seqlens=borders, backend="reference"), 5e-5)
