@@ -17,7 +17,7 @@ from seqarch.errors import UserError
 from seqarch.mixers import Mixer
 from seqarch.mixers.base import MixerState
 from seqarch.mixers.canon import Canon
-from seqarch.mixers.pieces import GROUPS, Piece, numbers_of
+from seqarch.mixers.pieces import GROUPS, Piece, numbers_of, state_before
 from seqarch.mixers.registry import load_mixer
 from seqarch.model import SequenceLM
 from seqarch.model.feed_forward import RWKVChannelMix
@@ -188,8 +188,10 @@ def test_compiled_blocks_exchange_outside_of_their_graphs():
     try:
         assert dist.group.WORLD is not None
         GROUPS["both"] = dist.group.WORLD
-        block = build("Attention").blocks[0]
-        torch.compile(block, backend=keep)(torch.ones(2, 18, 32).double(), piece=Piece(0, 2, 18, "both"))
+        block, x = build("Attention").blocks[0], torch.ones(2, 18, 32).double()
+        for layer in (block.mixer, block.feed_forward):  # the whole block traces again at each exchange
+            state = state_before(layer, Piece(0, 2, 18, "both"), 2, "cpu", x.dtype)
+            torch.compile(layer, backend=keep)(x, state=state)
     finally:
         dist.destroy_process_group()
     assert operators
