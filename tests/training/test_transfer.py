@@ -104,19 +104,28 @@ def train(made, steps=STEPS):
         optimizer.step()
 
 
+def sizes(name, optimizer, base_width, width):
+    """The size of activations at the start and after some steps, and of their changes."""
+    made = module(name, width, optimizer, base_width=base_width)
+    before = activations(made)
+    train(made)
+    after = activations(made)
+    seen = {f"{key} before": each for key, each in before.items() if key != "gain"}
+    seen |= {f"{key} after": each for key, each in after.items()}
+    seen |= {f"{key} changed": each - before[key] for key, each in after.items()}
+    return {key: float(each.square().mean().sqrt()) for key, each in seen.items()}
+
+
+@functools.cache
+def at_base(name, optimizer):
+    """The sizes at the base width, where all factors of AdamW are 1, as a test below says."""
+    return sizes(name, optimizer, BASE, BASE)
+
+
 def powers(name, optimizer, base_width, wide=256):
-    """The power of the width with which activations at the start and after some steps grow, and their changes."""
-    sizes = []
-    for width in (BASE, wide):
-        made = module(name, width, optimizer, base_width=base_width)
-        before = activations(made)
-        train(made)
-        after = activations(made)
-        seen = {f"{key} before": each for key, each in before.items() if key != "gain"}
-        seen |= {f"{key} after": each for key, each in after.items()}
-        seen |= {f"{key} changed": each - before[key] for key, each in after.items()}
-        sizes.append({key: float(each.square().mean().sqrt()) for key, each in seen.items()})
-    ratios = {key: sizes[1][key] / each for key, each in sizes[0].items() if each}
+    """The power of the width with which these sizes grow from the base width to a `wide` model."""
+    wider = sizes(name, optimizer, base_width, wide)
+    ratios = {key: wider[key] / each for key, each in at_base(name, optimizer).items() if each}
     return {key: math.log(each) / math.log(wide / BASE) for key, each in ratios.items()}
 
 
