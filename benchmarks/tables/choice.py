@@ -122,8 +122,9 @@ def figure() -> Picture:
         for model, accuracy in recalled().items():
             style = looks[model].line(linestyle="none", markersize=8)
             picture.plot(axes, model, [accuracy], [_gap(model)], **style)
-            offset = (-36, 4) if model == "based" else (6, 4)  # next to rwkv5
-            axes.annotate(model, (accuracy, _gap(model)), xytext=offset, textcoords="offset points", fontsize=8)
+            x, side = (-6, "right") if model in ("based", "mamba2") else (6, "left")  # a neighbour is on the right
+            at = (accuracy, _gap(model))
+            axes.annotate(model, at, xytext=(x, 4), textcoords="offset points", ha=side, fontsize=8)
         axes.set_xlim(0.48, 1.09)
         axes.set_xlabel("accuracy in the recall exam (MQAR)")
         axes.set_ylabel("gap at 340M tokens, nats per token")
