@@ -5,6 +5,7 @@ import functools
 import inspect
 import os
 import socket
+from typing import Any
 
 import filelock
 import pytest
@@ -188,7 +189,8 @@ def test_compiled_blocks_exchange_outside_of_their_graphs():
     try:
         assert dist.group.WORLD is not None
         GROUPS["both"] = dist.group.WORLD
-        block, x = build("Attention").blocks[0], torch.ones(2, 18, 32).double()
+        block: Any = build("Attention").blocks[0]
+        x = torch.ones(2, 18, 32).double()
         for layer in (block.mixer, block.feed_forward):  # the whole block traces again at each exchange
             state = state_before(layer, Piece(0, 2, 18, "both"), 2, "cpu", x.dtype)
             torch.compile(layer, backend=keep)(x, state=state)
