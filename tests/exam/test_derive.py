@@ -65,8 +65,13 @@ def options(recipe):
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*_110m.yaml")), ids=lambda path: path.stem)
-def test_every_architecture_has_about_the_size_of_the_reference_and_the_same_as_ever_at_small(path, small, tiny):
-    parameters = [measure(path.stem, find_model(size, path.stem, {})[1]).parameters for size in (small, tiny)]
+def test_every_architecture_has_about_the_size_of_the_reference_and_the_same_as_ever_at_small(
+    path, small, tiny, monkeypatch
+):
+    recipes = [find_model(small, path.stem, {})[1]]
+    monkeypatch.setattr("seqarch.exam.derive.check_tree", lambda *_: None)  # the same file again, a fifth of the time
+    recipes.append(find_model(tiny, path.stem, {})[1])
+    parameters = [measure(path.stem, recipe).parameters for recipe in recipes]
     assert parameters[0] == PARAMETERS_AT_SMALL[path.stem.removesuffix("_110m")]
     assert 0.95 < parameters[1] / PARAMETERS_OF_TINY < 1.22
 
