@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.tables import kernels, speed
 from benchmarks.tables.kernels import LARGE, SMALL, Rows, digits
+from seqarch.training.callbacks.throughput import peak_tflops
 
 Table = list[list[str]]
 ATTEND_ROWS = 25
@@ -58,14 +59,21 @@ def _shell() -> list[str]:
     return [speed.keeps_long("top1_chunk"), f"{ms[softmax, '(step)'] / (whole - selection + least):.1f}"]
 
 
-def _prompts() -> list[str]:
-    """Tokens per second of exact prompts, and of all products of their selection and weights."""
-    name = "top1_chunk_110m"
-    *_, row = (row for row in speed.read("generation") if row["name"] == name and row["mode"] == "compiled")
+def _prompts(name: str, products: int) -> list[str]:
+    """Tokens per second of prompts in compiled passes, and of `products` of all queries and keys, and of weights."""
+    *_, row = (row for row in speed.read("generation") if (row["name"], row["mode"]) == (name, "compiled"))
     batch, length = int(row["batch_size"]), int(row["prompt"])
-    products = LAYERS * batch * _products((str(length), *SMALL[1:])) / 1e3
+    attention = products * LAYERS * batch * _products((str(length), *SMALL[1:])) / 1e3
     weights = 2 * int(row["parameters"]) * batch * length / _rate("bf16 product")
-    return [speed.rounded(row["prefill_tokens_per_s"]), speed.rounded(str(batch * length / (products + weights)))]
+    return [speed.rounded(row["prefill_tokens_per_s"]), speed.rounded(str(batch * length / (attention + weights)))]
+
+
+def _training(name: str, products: str = "bf16") -> list[str]:
+    """The fastest step of a recipe: tokens per second, and those of its own operations at the rate of `limits`."""
+    rows = (row for row in speed.read("aims") if (row["name"], row["products"]) == (name, products))
+    row = max(rows, key=lambda row: float(row["tokens_per_s"]))
+    peak = float(row["mfu"]) * (peak_tflops(row["gpu"]) or 0) * 1e12
+    return [speed.rate(row), speed.hundreds(float(row["tokens_per_s"]) * _rate("bf16 product") / peak)]
 
 
 def left() -> Table:
@@ -74,6 +82,7 @@ def left() -> Table:
     floors = {of: " / ".join(digits(of(shape)) for shape in (SMALL, LARGE)) for of in (_approx_floor, _exact_floor)}
     exact = " / ".join(digits(sharp.of(f"exact fwd+bwd, {NOW}", ("1", *shape))) for shape in (SMALL, LARGE))
     joined = one_step("reductions, joined launches", "busy_ms")
+    overlap = "work beside the products: norms, gates, the loss and the optimizer"
     registers = "dk, dv and scores fill the registers, so one program of 128 dims runs at a time"
     return [
         ["work", "aim", "measured", "floor", "tried", "what is left"],
@@ -91,7 +100,27 @@ def left() -> Table:
             *("joined launches", "gaps between kernels, and products with a bias"),
         ],
         [
-            *("16 prompts of 51,200 tokens, exact chunks, tokens/s", "600,000", *_prompts()),
+            *("16 prompts of 51,200 tokens, exact chunks, tokens/s", "600,000", *_prompts("top1_chunk_110m", 1)),
             *("keys by descriptors, compiled passes, fewer covariances", "exponentials of the selection"),
+        ],
+        [
+            *("the same, `transformer_pp_110m`", "400,000", *_prompts("transformer_pp_110m", 2)),
+            *("compiled passes, cuDNN in two parts", "FlashAttention-4, not timed in whole passes"),
+        ],
+        [
+            *("`transformer_pp_110m` in training, tokens/s", "590,000", *_training("transformer_pp_110m")),
+            *("FlashAttention-4, 64 sequences in place of 32", overlap),
+        ],
+        [
+            *("`transformer_pp_1b`, the same", "66,000", *_training("transformer_pp_1b")),
+            *("FlashAttention-4, FP8 as in the next row", "the same"),
+        ],
+        [
+            *("`transformer_pp_1b`, FP8 products; floor in bf16", "80,000", *_training("transformer_pp_1b", "fp8")),
+            *("scales by tensor and by row", "FlashAttention-4 beside FP8, not timed"),
+        ],
+        [
+            *("`rwkv7_110m` in training (25 % MFU), tokens/s", "352,000", *_training("rwkv7_110m")),
+            *("one kernel for all mixes of tokens, fla's TileLang kernels", "reads and writes around fla's kernels"),
         ],
     ]
