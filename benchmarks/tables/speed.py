@@ -204,9 +204,9 @@ def fla_step() -> str:
     return f"{float(fla['step_ms']) / float(ours['step_ms']):.0f} times"
 
 
-def prompts(mode: str, name: str = "rwkv7_110m") -> str:
-    """Tokens per second at which a model reads 16 prompts: ours with passes from Python or compiled, or fla's."""
-    rows = [row for row in read("generation") if row["name"] == name]
+def prompts(mode: str) -> str:
+    """Tokens per second at which RWKV-7 reads 16 prompts: ours with passes from Python or compiled, or fla's."""
+    rows = [row for row in read("generation") if row["name"] == "rwkv7_110m"]
     (row,) = (row for row in rows if (row["of"] == "fla" if mode == "fla" else _only_prompts(row, mode)))
     return rounded(row["prefill_tokens_per_s"])
 
