@@ -140,7 +140,7 @@ class ChunkMeansState(KeyValueState):
     """In static steps the sums over the own chunk so far, `[B, 1, H_kv, D]` each."""
 
     @classmethod
-    def beside(cls, cache: KeyValueState, chunk_size: int, count: int) -> "ChunkMeansState":
+    def from_cache(cls, cache: KeyValueState, chunk_size: int, count: int) -> "ChunkMeansState":
         """An empty cache with `count` means per chunk."""
         shape = cache.keys.shape[0], -(-cache.max_length // chunk_size), *cache.keys.shape[2:]
         dtype = torch.promote_types(cache.keys.dtype, torch.float32)
@@ -356,7 +356,7 @@ class Top1ChunkCore(AttentionCore):
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
         cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
-        return cache if self.selection == "exact" else ChunkMeansState.beside(cache, self.chunk_size, 1)
+        return cache if self.selection == "exact" else ChunkMeansState.from_cache(cache, self.chunk_size, 1)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         size = self.chunk_size

@@ -160,7 +160,7 @@ class NSACore(AttentionCore):
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
         cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
-        return ChunkMeansState.beside(cache, self.chunk_size, 2)
+        return ChunkMeansState.from_cache(cache, self.chunk_size, 2)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         keys = flops.chunks_before(seq_len + 1, self.chunk_size)  # a query sees its own chunk's mean at its end
