@@ -70,7 +70,7 @@ def pytest_runtest_setup(item):
     import torch  # not above: pytest-xdist's controller runs no test, and its workers wait for it
 
     torch.set_float32_matmul_precision("highest")
-    seed_all(torch)(int(os.environ.get("SEQARCH_TEST_SEED", "0")))
+    torch.manual_seed(int(os.environ.get("SEQARCH_TEST_SEED", "0")))
     if item.get_closest_marker("gpu") and importlib.util.find_spec("fla"):
         from seqarch.kernels.fla_tuning import fla_module
 
@@ -161,20 +161,14 @@ def callbacks_are_searched_for_once():
         yield
 
 
-def seed_all(torch):
-    """A function that seeds all devices that are there.
-
-    `torch.manual_seed` formats the stack for each kind of device that is not: 1 ms, several times a test.
-    """
-    return torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
-
-
 @pytest.fixture(autouse=True, scope="session")
 def only_devices_that_are_there_are_seeded():
+    """`torch.manual_seed` formats the stack for each kind of device that is not there: 1 ms, several times a test."""
     import torch
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "manual_seed", seed_all(torch))
+        if not torch.accelerator.is_available():
+            patch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)
         yield
 
 
