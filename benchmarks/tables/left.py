@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.tables import kernels, speed
 from benchmarks.tables.kernels import LARGE, SMALL, Rows, digits
-from seqarch.training.callbacks.throughput import peak_tflops
+from seqarch.training.callbacks.throughput import PEAK_TFLOPS
 
 Table = list[list[str]]
 ATTEND_ROWS = 25
@@ -72,8 +72,8 @@ def _training(name: str, products: str = "bf16") -> list[str]:
     """The fastest step of a recipe: tokens per second, and those of its own operations at the rate of `limits`."""
     rows = (row for row in speed.read("aims") if (row["name"], row["products"]) == (name, products))
     row = max(rows, key=lambda row: float(row["tokens_per_s"]))
-    peak = float(row["mfu"]) * (peak_tflops(row["gpu"]) or 0) * 1e12
-    return [speed.rate(row), speed.hundreds(float(row["tokens_per_s"]) * _rate("bf16 product") / peak)]
+    operations = float(row["mfu"]) * PEAK_TFLOPS["H200"] * 1e12  # per second
+    return [speed.rate(row), speed.hundreds(float(row["tokens_per_s"]) * _rate("bf16 product") / operations)]
 
 
 def left() -> Table:
