@@ -243,13 +243,11 @@ def state_before(layer: Any, piece: Piece, *like: Any) -> Any:
     return state and (state.split(piece) or layer.init_state(batch_size, piece.total, *others))
 
 
-def _in_turn(layer: Any, x: Tensor, piece: Piece, options: dict[str, Any]) -> Tensor:
+@torch.compiler.disable
+def in_turn(layer: Any, x: Tensor, piece: Piece, options: dict[str, Any]) -> Tensor:
     """The output of a layer whose state does not split: each process waits for the state of the process before."""
     state = options["state"]
     return piece.send(layer(piece.receive(x, state), **options), state)
-
-
-in_turn: Any = torch.compiler.disable(_in_turn)
 
 
 def waits(layer: Any) -> bool:
@@ -258,16 +256,14 @@ def waits(layer: Any) -> bool:
     return state is not None and state.split(Piece(0, 1, 1)) is None
 
 
-def _uncompiled(function: Callable[..., Tensor], *args: Any, left: bool = False, **options: Any) -> Tensor:
+@torch.compiler.disable
+def uncompiled(function: Callable[..., Tensor], *args: Any, left: bool = False, **options: Any) -> Tensor:
+    """Call a function outside of compiled graphs; `left` tells ops that one was left for it."""
     token = LEFT.set(left)
     try:
         return function(*args, **options)
     finally:
         LEFT.reset(token)
-
-
-uncompiled: Any = torch.compiler.disable(_uncompiled)
-"""Calls a function outside of compiled graphs; `left` tells ops that one was left for it."""
 
 
 @torch.library.custom_op("seqarch::all_pieces", mutates_args=())
@@ -289,21 +285,6 @@ def exchange(x: Tensor, group: str, given: Sequence[int], taken: Sequence[int]) 
     found = x.new_empty(sum(taken))
     dist.all_to_all_single(found, x.contiguous(), taken, given, group=GROUPS[group])
     return found
-
-
-@all_pieces.register_fake
-def _(x: Tensor, group: str, size: int) -> Tensor:
-    return x.new_empty(size, *x.shape)
-
-
-@sum_of_pieces.register_fake
-def _(x: Tensor, group: str) -> Tensor:
-    return x.new_empty(x.shape[1:])
-
-
-@exchange.register_fake
-def _(x: Tensor, group: str, given: Sequence[int], taken: Sequence[int]) -> Tensor:
-    return x.new_empty(sum(taken))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
