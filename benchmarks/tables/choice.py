@@ -101,8 +101,8 @@ def _named(names: list[str]) -> str:
 def recall_and_gap() -> str:
     """The rank correlation of recall with the gap, with its interval over the models."""
     found = _against_recall()
-    low, high = (-end for end in reversed(found.correlation_interval))
-    return f"{-found.correlation:.2f} ({low:.2f} to {high:.2f}; {found.models} models)"
+    low, high = -found.rank_correlation_high, -found.rank_correlation_low
+    return f"{-found.rank_correlation:.2f} ({low:.2f} to {high:.2f}; {found.models} models)"
 
 
 def _against_recall() -> Accuracy:

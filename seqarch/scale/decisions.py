@@ -39,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How the order at `early` predicts that at `late`.
+    """How the order at `early` predicts that at `late`: a row of `decisions.csv`.
 
     Args:
         early: the smaller rung.
@@ -47,9 +47,12 @@ class Accuracy:
         models: how many both have.
         right: pairs that keep their order.
         pairs: all pairs.
-        share: the 95 % interval of right / pairs; `None` if no pair is wrong, where a bootstrap has no width.
-        correlation: Spearman's rank correlation; `None` if all models of a rung have one loss, and so no order.
-        correlation_interval: its 95 % interval, over the draws that have one.
+        share_low: lower end of the 95 % interval of right / pairs; `None` if no pair is wrong, where a bootstrap has no
+            width.
+        share_high: its upper end.
+        rank_correlation: Spearman's; `None` if all models of a rung have one loss, and so no order.
+        rank_correlation_low: lower end of its 95 % interval, over the draws that have one.
+        rank_correlation_high: the upper end.
         chance: the probability that a random order has as many right pairs.
         decided_from: the largest difference at the smaller rung among wrong pairs; all pairs above it are right.
         decided: the number of pairs above it.
@@ -60,9 +63,11 @@ class Accuracy:
     models: int
     right: int
     pairs: int
-    share: tuple[float, float] | None
-    correlation: float | None
-    correlation_interval: tuple[float, float] | None
+    share_low: float | None
+    share_high: float | None
+    rank_correlation: float | None
+    rank_correlation_low: float | None
+    rank_correlation_high: float | None
     chance: float
     decided_from: float
     decided: int
@@ -119,15 +124,15 @@ def _accuracy(rungs: Rungs, early: str, late: str, models: list[str]) -> Accurac
     right = _right(both, one, other)
     differences = np.abs(both[0, one] - both[0, other])
     wrong = differences[~right].max(initial=0.0)
-    ends = [
-        tuple(np.quantile(each, (0.025, 0.975)).tolist()) for each in _drawn(rungs, early, late, models) if len(each)
-    ]
+    shares, correlations = (
+        np.quantile(each, (0.025, 0.975)).tolist() if len(each) else (None, None)
+        for each in _drawn(rungs, early, late, models)
+    )
     ordered = _is_ordered(both)
     return Accuracy(
         *(early, late, len(models), int(right.sum()), len(right)),
-        share=None if right.all() else ends[0],
-        correlation=float(spearmanr(*both)[0]) if ordered else None,  # pyright: ignore[reportArgumentType]
-        correlation_interval=ends[1] if ordered else None,
+        *((None, None) if right.all() else shares),
+        *((float(spearmanr(*both)[0]), *correlations) if ordered else (None, None, None)),  # pyright: ignore[reportArgumentType]
         chance=float(kendalltau(*both, alternative="greater")[1]) if ordered else 1.0,  # pyright: ignore[reportArgumentType]
         decided_from=float(wrong),
         decided=int((differences > wrong).sum()),

@@ -125,17 +125,8 @@ class Summary:
             (new / "scale.md").write_text(f"# Scale\n\n{self.text}\n", encoding="utf-8")
             write_losses(new / "losses.csv", self.points)
             write_csv(new / "savings.csv", SAVINGS, self._saving_rows())
-            rows = (
-                [
-                    *astuple(each)[:5],
-                    *(each.share or ("", "")),
-                    each.correlation,
-                    *(each.correlation_interval or ("", "")),
-                    *astuple(each)[8:],
-                ]
-                for each in self.accuracies
-            )
-            write_csv(new / "decisions.csv", DECISIONS, rows)
+            names = [each.name for each in fields(Accuracy)]
+            write_csv(new / "decisions.csv", names, [astuple(each) for each in self.accuracies])
             save({"scale": scale_figure(self)}, new)
         register(out / PREDICTIONS, self.loss, self.rungs)
         return [
@@ -192,23 +183,17 @@ class Summary:
         ]
 
 
-DECISIONS = (
-    *("early", "late", "models", "right", "pairs", "share_low", "share_high", "rank_correlation"),
-    *("rank_correlation_low", "rank_correlation_high", "chance", "decided_from", "decided"),
-)
-assert len(DECISIONS) == len(fields(Accuracy)) + 2
-
-
 def decision_rows(accuracies: Sequence[Accuracy]) -> list[list[str]]:
     """Decision accuracies as a table of text, its head first."""
     head = ["order at", "order at the largest", "right pairs", "95 % interval", "rank correlation", "95 % interval"]
     rows = [[*head, "by chance", "all pairs right above"]]
     for each in accuracies:
-        share = "none is wrong" if each.share is None else "{:.0%} to {:.0%}".format(*each.share)
+        share = "none is wrong" if each.share_low is None else f"{each.share_low:.0%} to {each.share_high:.0%}"
         right = f"{each.right} of {each.pairs} ({each.right / each.pairs:.0%})"
         ranks = "no order", ""
-        if each.correlation is not None and each.correlation_interval is not None:
-            ranks = f"{each.correlation:.2f}", "{:.2f} to {:.2f}".format(*each.correlation_interval)
+        if each.rank_correlation_low is not None:
+            interval = f"{each.rank_correlation_low:.2f} to {each.rank_correlation_high:.2f}"
+            ranks = f"{each.rank_correlation:.2f}", interval
         above = f"{each.decided_from:.4f} ({each.decided} pairs)"
         rows.append([each.early, each.late, right, share, *ranks, f"{each.chance:.2g}", above])
     return rows
