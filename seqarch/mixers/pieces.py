@@ -243,7 +243,7 @@ def state_before(layer: Any, piece: Piece, *like: Any) -> Any:
     return state and (state.split(piece) or layer.init_state(batch_size, piece.total, *others))
 
 
-@torch.compiler.disable
+@torch.compiler.disable()
 def in_turn(layer: Any, x: Tensor, piece: Piece, options: dict[str, Any]) -> Tensor:
     """The output of a layer whose state does not split: each process waits for the state of the process before."""
     state = options["state"]
@@ -256,7 +256,7 @@ def waits(layer: Any) -> bool:
     return state is not None and state.split(Piece(0, 1, 1)) is None
 
 
-@torch.compiler.disable
+@torch.compiler.disable()
 def uncompiled(function: Callable[..., Tensor], *args: Any, left: bool = False, **options: Any) -> Tensor:
     """Call a function outside of compiled graphs; `left` tells ops that one was left for it."""
     token = LEFT.set(left)
