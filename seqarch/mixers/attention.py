@@ -301,10 +301,8 @@ class Attention(CoreAttention):
     ops: ClassVar[tuple[str, ...]] = ("softmax_attention",)
 
     @with_options_of(CoreAttention, without=("core",))
-    def __init__(
-        self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, window: int | None = None, **options: Any
-    ) -> None:
-        super().__init__(d_model, layer_idx, n_layers, core=SoftmaxCore(window), n_heads=n_heads, **options)
+    def __init__(self, *place: int, window: int | None = None, **options: Any) -> None:
+        super().__init__(*place, core=SoftmaxCore(window), **options)
 
 
 class Top1Mixer(CoreAttention):
@@ -321,15 +319,12 @@ class Top1Mixer(CoreAttention):
     @with_options_of(CoreAttention, without=("relation", "max_length"))
     def __init__(
         self,
-        d_model: int,
-        layer_idx: int,
-        n_layers: int,
-        *,
+        *place: int,
         position: Literal["rope", "none"] | Callable[[int, int, int], PositionEncoding] = "rope",
         qk_norm: bool = True,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers, position=position, qk_norm=qk_norm, **options)
+        super().__init__(*place, position=position, qk_norm=qk_norm, **options)
 
 
 class Top1Element(Top1Mixer):
@@ -344,8 +339,8 @@ class Top1Element(Top1Mixer):
     ops: ClassVar[tuple[str, ...]] = ("top1_element_attention",)
 
     @with_options_of(Top1Mixer, without=("core",))
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: int, **options: Any) -> None:
-        super().__init__(d_model, layer_idx, n_layers, core=Top1ElementCore(), n_heads=n_heads, **options)
+    def __init__(self, *place: int, **options: Any) -> None:
+        super().__init__(*place, core=Top1ElementCore(), **options)
 
 
 class Top1Chunk(Top1Mixer):
@@ -369,18 +364,14 @@ class Top1Chunk(Top1Mixer):
     @with_options_of(Top1Mixer, without=("core",))
     def __init__(
         self,
-        d_model: int,
-        layer_idx: int,
-        n_layers: int,
-        *,
-        n_heads: int,
+        *place: int,
         chunk_size: Count = CHUNK_SIZE,
         selection: Selection = "exact",
         remote_chunks: Count = 1,
         **options: Any,
     ) -> None:
         core = Top1ChunkCore(chunk_size, selection, remote_chunks=remote_chunks)
-        super().__init__(d_model, layer_idx, n_layers, core=core, n_heads=n_heads, **options)
+        super().__init__(*place, core=core, **options)
 
 
 def _key_convolution(channels: int, size: int | None) -> ShortConvolution | None:

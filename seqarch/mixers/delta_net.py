@@ -157,10 +157,8 @@ class GatedDeltaNet(DeltaNet):
     key_share: ClassVar[float] = 0.75
 
     @with_options_of(DeltaNet)
-    def __init__(
-        self, d_model: int, layer_idx: int, n_layers: int, *, expand_v: float = 2.0, gate: bool = True, **options: Any
-    ) -> None:
-        super().__init__(d_model, layer_idx, n_layers, expand_v=expand_v, gate=gate, **options)
+    def __init__(self, *place: int, expand_v: float = 2.0, gate: bool = True, **options: Any) -> None:
+        super().__init__(*place, expand_v=expand_v, gate=gate, **options)
 
 
 def value_dim_of(key_dim: int, expand_v: float) -> int:

@@ -34,8 +34,8 @@ class GatedDeltaNet2(DeltaNet):
     rates = (1.0, 16.0)
 
     @with_options_of(DeltaNet, without=("gate", "norm_eps"))
-    def __init__(self, d_model: int, layer_idx: int, n_layers: int, **options: Any) -> None:
-        super().__init__(d_model, layer_idx, n_layers, norm_eps=1e-5, **options)
+    def __init__(self, *place: int, **options: Any) -> None:
+        super().__init__(*place, norm_eps=1e-5, **options)
 
     def add_gates(self, keys: int, values: int, gate: bool) -> None:
         width, rank = self.d_model, self.value_dim  # of both low-rank projections

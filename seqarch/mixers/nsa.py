@@ -252,19 +252,15 @@ class NSA(CoreAttention):
     @with_options_of(CoreAttention, without=("core", "relation", "max_length"))
     def __init__(
         self,
-        d_model: int,
-        layer_idx: int,
-        n_layers: int,
-        *,
-        n_heads: int,
+        *place: int,
         chunk_size: Count = CHUNK_SIZE,
         selected_chunks: Selected = SELECTED_CHUNKS,
         window: Count = WINDOW,
         **options: Any,
     ) -> None:
         core = NSACore(chunk_size, selected_chunks=selected_chunks, window=window)
-        super().__init__(d_model, layer_idx, n_layers, core=core, n_heads=n_heads, **options)
-        self.gates = nn.Linear(d_model, 3 * n_heads, bias=False)
+        super().__init__(*place, core=core, **options)
+        self.gates = nn.Linear(self.d_model, 3 * self.n_heads, bias=False)
         init_linear(self.gates)
 
     def reset_parameters(self) -> None:

@@ -1,26 +1,29 @@
-"""Constructors that pass options to their parent's constructor, without listing them again."""
+"""Constructors that pass arguments to their parent's constructor, without listing them again."""
 
 import inspect
 from collections.abc import Callable
+from inspect import Parameter
 from typing import Any, get_type_hints
+
+PASSED = {Parameter.VAR_POSITIONAL: Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_KEYWORD: Parameter.KEYWORD_ONLY}
+"""The parameters of the parent that `*place` and `**options` stand for."""
 
 
 def with_options_of(parent: type, *, without: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Any]:
-    """Decorator for an `__init__` with `**options` that go to the `__init__` of `parent`.
+    """Decorator for an `__init__` with `**options`, and perhaps `*place`, that go to the `__init__` of `parent`.
 
     Recipes, `seqarch mixers` and the exam read options from signatures. The decorated constructor has the keyword-only
-    parameters of the parent's in place of `**options`, except for those that it has itself and those in `without`.
+    parameters of the parent's in place of `**options`, except for those that it has itself and those in `without`. In
+    place of `*place` it has the others: `d_model`, `layer_idx` and `n_layers` of a mixer.
     """
 
     def decorate(init: Callable[..., None]) -> Callable[..., None]:
         own = _typed(init)
-        kept = [each for each in own.values() if each.kind is not each.VAR_KEYWORD]
-        names = {*own, *without}
-        kept += [
-            each
-            for each in _typed(parent.__init__).values()
-            if each.kind is each.KEYWORD_ONLY and each.name not in names
-        ]
+        of_parent = [each for name, each in _typed(parent.__init__).items() if name not in {*own, *without}]
+        kept = [each for each in own.values() if each.kind not in PASSED]
+        for passed in own.values():
+            kept += [each for each in of_parent if each.kind is PASSED.get(passed.kind)]
+        kept.sort(key=lambda each: (each.kind, each.default is not each.empty))  # required options first
         signature = inspect.Signature(kept)
 
         def checked(self: Any, *args: Any, **options: Any) -> None:
@@ -36,7 +39,7 @@ def with_options_of(parent: type, *, without: tuple[str, ...] = ()) -> Callable[
     return decorate
 
 
-def _typed(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _typed(function: Callable[..., Any]) -> dict[str, Parameter]:
     """The parameters of a function with types in place of their names, which another module may not know."""
     types = get_type_hints(function, include_extras=True)
     return {

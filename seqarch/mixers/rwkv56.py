@@ -142,18 +142,10 @@ class RWKV6(RWKV56TimeMix):
     scales: ClassVar[Mapping[str, Scale]] = {"n_heads": "heads", "mix_rank": "head", "decay_rank": "head"}
 
     @with_options_of(RWKV56TimeMix)
-    def __init__(
-        self,
-        d_model: int,
-        layer_idx: int,
-        n_layers: int,
-        *,
-        mix_rank: Count = 32,
-        decay_rank: Count = 64,
-        **options: Any,
-    ) -> None:
-        super().__init__(d_model, layer_idx, n_layers, **options)
+    def __init__(self, *place: int, mix_rank: Count = 32, decay_rank: Count = 64, **options: Any) -> None:
+        super().__init__(*place, **options)
         self.mix_rank = mix_rank
+        d_model = self.d_model
         self.decay_mix = nn.Parameter(torch.empty(d_model))
         self.shift_mix = nn.Parameter(torch.empty(d_model))
         kinds = len(MIXED) + 1

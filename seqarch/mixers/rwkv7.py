@@ -219,24 +219,17 @@ class RWKV7(RWKV7TimeMix):
 
     @with_options_of(RWKV7TimeMix)
     def __init__(
-        self,
-        d_model: int,
-        layer_idx: int,
-        n_layers: int,
-        *,
-        n_heads: Count,
-        decay_rank: Count | None = None,
-        rate_rank: Count | None = None,
-        **options: Any,
+        self, *place: int, decay_rank: Count | None = None, rate_rank: Count | None = None, **options: Any
     ) -> None:
-        super().__init__(d_model, layer_idx, n_layers, n_heads=n_heads, **options)
-        self.state_shape = (n_heads, self.head_dim, self.head_dim)
+        super().__init__(*place, **options)
+        d_model = self.d_model
+        self.state_shape = (self.n_heads, self.head_dim, self.head_dim)
         self.decay_mix, self.rate_mix = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
         default = functools.partial(rank_at, 1.8, 0.5)
         self.decay = LowRank(d_model, decay_rank or default, activation=torch.tanh, bias=True)
         self.rate = LowRank(d_model, rate_rank or default, bias=True)
         self.removal_scale, self.rate_scale = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
-        self.bonus = undecayed(n_heads, self.head_dim)
+        self.bonus = undecayed(self.n_heads, self.head_dim)
         self.reset_parameters()
 
     @torch.no_grad()

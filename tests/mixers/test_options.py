@@ -1,0 +1,25 @@
+"""Tests of constructors that pass arguments to their parent's constructor."""
+
+import inspect
+
+import pytest
+
+from seqarch.mixers.attention import Attention, CoreAttention
+
+
+def test_a_constructor_has_the_place_and_the_required_options_of_its_parent_first():
+    names, of_parent = (list(inspect.signature(kind).parameters) for kind in (Attention, CoreAttention))
+    assert names[:5] == ["d_model", "layer_idx", "n_layers", "n_heads", "window"]
+    assert set(of_parent) - set(names) == {"core"}
+
+
+def test_the_place_goes_by_position_and_by_name():
+    by_name = Attention(d_model=8, layer_idx=1, n_layers=2, n_heads=2)
+    by_position = Attention(8, 1, 2, n_heads=2)
+    assert (by_name.d_model, by_name.layer_idx) == (by_position.d_model, by_position.layer_idx) == (8, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"n_heads": 2, "windw": 3}, {"n_heads": 2, "core": None}])
+def test_missing_and_unknown_options_are_refused(options):
+    with pytest.raises(TypeError, match=r"n_heads|windw|core"):
+        Attention(8, 1, 2, **options)
