@@ -12,7 +12,7 @@ has the lower loss at the next rung. It is written once, and scored as soon as a
 
 import datetime
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -182,7 +182,7 @@ COLUMNS = ("written", "loss", "rung", "better", "worse", "difference", "decided"
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row, and what came of it.
+    """One row, and in the last two fields, which the file does not have, what came of it.
 
     Args:
         written: the date.
@@ -217,40 +217,37 @@ def register(path: Path, loss: str, rungs: Rungs, known: Collection[str] = ()) -
     A pair of `known` models, whose runs of the next rung are finished, gets none.
     """
     *_, last = rungs
-    rows = _read(path)
+    predictions = _read(path)
     before = accuracies(rungs)
     decided_from = before[-1].decided_from if before else None
-    there = {(row["loss"], row["rung"], frozenset((row["better"], row["worse"]))) for row in rows}
+    there = {(each.loss, each.rung, frozenset((each.better, each.worse))) for each in predictions}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     for pair in ranked_pairs(rungs[last]):
         both = frozenset((pair.better, pair.worse))
         if (loss, last, both) not in there and not both <= set(known):
             decided = "" if decided_from is None else "yes" if pair.difference > decided_from else "no"
-            row = (today, loss, last, pair.better, pair.worse, f"{pair.difference:.6f}", decided)
-            rows.append(dict(zip(COLUMNS, row, strict=True)))
-    write_csv(path, COLUMNS, ([row[name] for name in COLUMNS] for row in rows))
+            predictions.append(Prediction(today, loss, last, *astuple(pair), decided))
+    write_csv(path, COLUMNS, ((*astuple(each)[:5], f"{each.difference:.6f}", each.decided) for each in predictions))
 
 
 def scored(path: Path, loss: str, rungs: Rungs) -> list[Prediction]:
     """The predictions of this loss, each with its score where a larger rung has both models."""
     order = list(rungs)
     predictions = []
-    for row in _read(path):
-        if row["loss"] != loss:
+    for one in _read(path):
+        if one.loss != loss:
             continue
-        texts = {name: row[name] for name in COLUMNS}
-        one = Prediction(**{**texts, "difference": float(row["difference"])})  # pyright: ignore[reportArgumentType]
-        later = order[order.index(row["rung"]) + 1 :] if row["rung"] in order else []
-        both = next((rung for rung in later if {row["better"], row["worse"]} <= rungs[rung].keys()), None)
+        later = order[order.index(one.rung) + 1 :] if one.rung in order else []
+        both = next((rung for rung in later if {one.better, one.worse} <= rungs[rung].keys()), None)
         if both is not None:
-            better, worse = (float(np.mean(rungs[both][row[name]])) for name in ("better", "worse"))
+            better, worse = (float(np.mean(rungs[both][model])) for model in (one.better, one.worse))
             one = replace(one, later=both, measured=worse - better)
         predictions.append(one)
     return predictions
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+def _read(path: Path) -> list[Prediction]:
     rows = read_csv(path) if path.is_file() else []
     if rows and tuple(rows[0]) != COLUMNS:
         raise UserError(f"{path} holds no predictions: its columns must be {', '.join(COLUMNS)}")
-    return rows
+    return [Prediction(**{**row, "difference": float(row["difference"])}) for row in rows]  # pyright: ignore[reportArgumentType]
