@@ -226,7 +226,7 @@ def register(path: Path, loss: str, rungs: Rungs, known: Collection[str] = ()) -
         both = frozenset((pair.better, pair.worse))
         if (loss, last, both) not in there and not both <= set(known):
             decided = "" if decided_from is None else "yes" if pair.difference > decided_from else "no"
-            predictions.append(Prediction(today, loss, last, *astuple(pair), decided))
+            predictions.append(Prediction(today, loss, last, pair.better, pair.worse, pair.difference, decided))
     write_csv(path, COLUMNS, ((*astuple(each)[:5], f"{each.difference:.6f}", each.decided) for each in predictions))
 
 
