@@ -1,6 +1,7 @@
 """Tables of text for a terminal, Markdown and CSV, and numbers as people read them."""
 
 import csv
+import itertools
 import shutil
 import sys
 import textwrap
@@ -80,6 +81,13 @@ def readable_time(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"
+
+
+def ranges_of(numbers: Sequence[int]) -> list[str]:
+    """[3, 4, 5, 9] as ["3-5", "9"]."""
+    groups = itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
 
 
 def _padded(rows: Rows, right: Collection[int] = ()) -> list[list[str]]:

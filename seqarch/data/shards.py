@@ -27,6 +27,7 @@ from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.verified import damaged, is_known, missing, remember, verify
 from seqarch.errors import UserError, absent, refused, unknown
 from seqarch.runs.files import check_folder, read_json
+from seqarch.tables import ranges_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,7 +134,8 @@ class Domain:
         parts = []
         for file, group in itertools.groupby(places, key=lambda place: place[0]):
             lines = [line for _, line in group]
-            parts.append(f"{self.manifest.sources[file].file} line{'s' if len(lines) > 1 else ''} {_ranges(lines)}")
+            ranges = ", ".join(ranges_of(lines))
+            parts.append(f"{self.manifest.sources[file].file} line{'s' if len(lines) > 1 else ''} {ranges}")
         return ", ".join(parts)
 
     def document(self, split: Split, token: int) -> int:
@@ -170,15 +172,6 @@ class Domain:
         if len(documents) != summary.documents or (np.diff(borders) < 0).any() or not inside.all():
             raise damaged(path)
         return documents
-
-
-def _ranges(numbers: list[int]) -> str:
-    """[3, 4, 5, 9] as "3-5, 9"."""
-    parts = []
-    for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
-    return ", ".join(parts)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seqarch.errors import UserError
+from seqarch.tables import ranges_of
 
 AXES = ("row", "position", "channel")
 
@@ -64,18 +65,11 @@ def _difference(
     message += f"\nlargest at {place}: {actual[*index]:.9g}, not {expected[*index]:.9g}"
     if axes:
         wrong = (difference >= 1e-3 * difference.max()).transpose(0, axes.index("position")).flatten(1).any(1)
-        message += f"\nwrong positions: {_ranges(wrong.nonzero().flatten().tolist())}"
+        ranges = ranges_of(wrong.nonzero().flatten().tolist())
+        message += f"\nwrong positions: {', '.join(ranges[:5])}{' and others' if len(ranges) > 5 else ''}"
     if expected.dtype == torch.float64 and relative_error(actual, expected) < 1e-5:
         message += "\nso small an error means that something in float64 is rounded to float32"
     return message
-
-
-def _ranges(positions: list[int]) -> str:
-    """ "0 to 7, 9"."""
-    starts = [each for each in positions if each - 1 not in positions]
-    ends = [each for each in positions if each + 1 not in positions]
-    ranges = [f"{a} to {b}" if a < b else str(a) for a, b in zip(starts, ends, strict=True)]
-    return ", ".join(ranges[:5]) + (" and others" if len(ranges) > 5 else "")
 
 
 @contextlib.contextmanager
