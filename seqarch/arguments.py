@@ -147,7 +147,7 @@ def _limited(init: Callable[..., None]) -> Callable[..., None]:
             check_limits(prefix + name, value, hints().get(name))
         init(self, *args, **options)
 
-    may_refuse = (isinstance(hint, str) or _has_literal(hint) or has_limits(hint) for hint in written.values())
+    may_refuse = (isinstance(hint, str) or choices_of(parts_of(hint)) or has_limits(hint) for hint in written.values())
     return checked if any(may_refuse) else init
 
 
@@ -174,8 +174,8 @@ def check_limits(name: str, value: Any, hint: Any) -> None:
 
 
 def _check_choice(name: str, value: Any, hint: Any) -> None:
-    if isinstance(value, str) and _has_literal(hint) and str not in kinds_of(hint):
-        choices = [str(choice) for kind in parts_of(hint) if get_origin(kind) is Literal for choice in get_args(kind)]
+    choices = [str(choice) for choice in choices_of(parts_of(hint))]
+    if isinstance(value, str) and choices and str not in kinds_of(hint):
         choices += ["null"] * (NoneType in kinds_of(hint))
         if value not in choices:
             raise UserError(f"{name} must be {one_of(choices)}, not {value}")
@@ -196,8 +196,9 @@ def has_limits(hint: Any) -> bool:
     return any(has_limits(kind) for kind in inside if isinstance(kind, Hashable))
 
 
-def _has_literal(hint: Any) -> bool:
-    return any(get_origin(kind) is Literal for kind in parts_of(hint))
+def choices_of(kinds: Iterable[Any]) -> list[Any]:
+    """The values that the `Literal`s among the types name."""
+    return [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
 
 
 def parts_of(hint: Any) -> tuple[Any, ...]:

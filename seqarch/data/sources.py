@@ -1,7 +1,7 @@
 """Reading documents: JSONL, Parquet, CSV, Arrow and text files, cut into pieces that workers take."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,16 +65,13 @@ def cut(files: Sequence[Path], select: Select, first: int = 0) -> Iterator[Piece
             texts.append(path)
             size += n_bytes
         else:
-            for first_line, content, done in _cutter(path)(path, select):
+            cut = {".parquet": _cut_parquet, ".csv": _cut_csv, ".arrow": _cut_arrow}.get(path.suffix, _cut_jsonl)
+            for first_line, content, done in cut(path, select):
                 yield Piece(index, file, (path,), first_line, content, consumed + done)
                 index += 1
         consumed += n_bytes
     if texts:
         yield Piece(index, first + len(files) - len(texts), tuple(texts), 1, b"", consumed)
-
-
-def _cutter(path: Path) -> Callable[[Path, Select], Iterator[Found]]:
-    return {".parquet": _cut_parquet, ".csv": _cut_csv, ".arrow": _cut_arrow}.get(path.suffix, _cut_jsonl)
 
 
 def _cut_jsonl(path: Path, select: Select) -> Iterator[Found]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
-from seqarch.arguments import Limited, check_limits, has_limits, kinds_of
+from seqarch.arguments import Limited, check_limits, choices_of, has_limits, kinds_of
 from seqarch.errors import UserError, near, one_line, one_of
 from seqarch.experiment.recipes import SEVERAL, bundled_recipes, compose, is_flag
 from seqarch.experiment.tree import SPEC, Tree
@@ -216,7 +216,7 @@ class _Reader(NamedTuple):
         return plain
 
     def _parts(self, kinds: Sequence[Any], tree: Tree, key: str) -> Any:
-        choices = _choices(kinds)
+        choices = choices_of(kinds)
         is_scalar = not isinstance(tree.value, list | dict)
         if is_scalar and (type(tree.value) in kinds or tree.value in choices):
             return tree.value
@@ -312,17 +312,13 @@ def _wrong_defaults(target: type, caller_gives: int) -> set[str]:
 
 def _fits(hint: Any, plain: Any) -> bool:
     """Whether the parser takes a value for an option of this type."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=hint)
     try:
-        _parser_of_type(hint).parse_object({"value": copy.deepcopy(plain)})
+        parser.parse_object({"value": copy.deepcopy(plain)})
     except ArgumentError:
         return False
     return True
-
-
-def _parser_of_type(hint: Any) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--value", type=hint)
-    return parser
 
 
 def _commands(parser: ArgumentParser) -> Any:
@@ -346,18 +342,13 @@ def class_of(kind: Any) -> tuple[type | None, int]:
     return (kind, 0) if ours and not issubclass(kind, (str, int, float, enum.Enum)) else (None, 0)
 
 
-def _choices(kinds: Sequence[Any]) -> list[Any]:
-    """The values that the `Literal`s among the types name."""
-    return [choice for kind in kinds if typing.get_origin(kind) is typing.Literal for choice in typing.get_args(kind)]
-
-
 def _wrong(kinds: Sequence[Any], tree: Tree, key: str) -> UserError:
     return UserError(f"{tree.where}{key} is {_short(tree)}: expected {_in_words(kinds)}")
 
 
 def _in_words(kinds: Sequence[Any]) -> str:
     """The types of an option."""
-    words = [str(choice) for choice in _choices(kinds)]
+    words = [str(choice) for choice in choices_of(kinds)]
     words += [_kind(kind) for kind in kinds if typing.get_origin(kind) is not typing.Literal]
     return one_of([word for word in dict.fromkeys(words) if word != "null" or len(words) == 1])
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from seqarch.arguments import Limit, kinds_of, parts_of
+from seqarch.arguments import Limit, choices_of, kinds_of, parts_of
 from seqarch.experiment.checker import MAPPINGS, SEQUENCES, class_of, hint_of
 
 WORDS = {int: "INT", float: "NUMBER", bool: "{true,false}"}
@@ -55,7 +55,7 @@ class Help(DefaultHelpFormatter):
 def _word(hint: Any) -> str:
     """What stands for a value of this type, or nothing for a text or what has many forms."""
     kinds = [kind for kind in kinds_of(hint) if kind is not NoneType]
-    choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    choices = [str(choice) for choice in choices_of(kinds)]
     if choices or str in kinds:
         few = len(choices) < MANY and all(get_origin(kind) is Literal for kind in kinds)
         return f"{{{','.join(choices)}}}" if few else ""
