@@ -30,13 +30,13 @@ ALLOW_CODE = (
 
 
 @functools.cache
-def _search(group: str, path: tuple[str, ...]) -> EntryPoints:
-    return entry_points(group=group)  # pyright: ignore[reportReturnType]
+def _search(path: tuple[str, ...]) -> Any:
+    return entry_points()
 
 
 def _installed(group: str) -> EntryPoints:
-    """The entry points of a group that packages on `sys.path` declare; each group is searched for once."""
-    return _search(group, tuple(sys.path))
+    """The entry points of a group that packages on `sys.path` declare; one search finds those of all groups."""
+    return _search(tuple(sys.path)).select(group=group)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from seqarch import plugins
 from seqarch.errors import PluginWarning, UserError
 from seqarch.mixers import Mixer
 from seqarch.mixers.registry import broken_parts, import_mixers, load_mixer, mixer_entries
@@ -51,6 +52,17 @@ def test_listing_imports_nothing(install):
     install("explosive", "raise RuntimeError('imported')", "Explosive")
     assert "Explosive" in [entry.name for entry in mixer_entries()]
     assert "explosive" not in sys.modules
+
+
+def test_one_search_finds_the_entry_points_of_all_groups(install, monkeypatch):
+    """A search reads the metadata of all packages, whatever the group."""
+    install("my-mixers", GOOD.format(name="Mine"), "Mine")
+    searches, search = [], plugins.entry_points
+    monkeypatch.setattr(plugins, "entry_points", lambda **group: searches.append(group) or search(**group))
+    assert "my_mixers" in packages()
+    assert "Mine" in plugins.entries(plugins.MIXERS)
+    assert "Mine" not in plugins.entries("seqarch.tasks")
+    assert searches == [{}]
 
 
 def test_misspelt_name_is_answered_with_the_nearest():
