@@ -16,6 +16,7 @@ from torch import Tensor
 
 from seqarch.mixers.base import Carry, Mixer, MixerState
 from seqarch.mixers.pieces import Piece, fill, in_turn, numbers_of, state_before
+from seqarch.testing.compare import assert_all_close
 
 SECONDS = 20.0
 """After which a thread waits in vain for another one."""
@@ -221,6 +222,11 @@ class MixerHarness:
         gradients = zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True)
         found = {f"gradient of {name}": grad / size for name, grad in gradients if grad is not None}
         return {"output": output, **found}
+
+    def assert_same(self, way: str, mixer: Mixer, inputs: Inputs, actual: Tensor, expected: Tensor) -> None:
+        """Compare outputs of two ways to run a mixer, and their gradients; `way` names that of `actual`."""
+        found, wanted = (self.with_gradients(mixer, inputs, output) for output in (actual, expected))
+        assert_all_close(way, found, wanted, self.tolerance)
 
     @staticmethod
     def weighted(output: Tensor) -> Tensor:

@@ -103,9 +103,8 @@ class MixerSuite(MixerHarness):
         mixer = self.require(configuration, "decode")
         for length in {2, max(self.lengths) // 2 * 2}:
             inputs = self.inputs(mixer, configuration, 2, length)
-            whole = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
-            shared = self.with_gradients(mixer, inputs, self.run_shared(mixer, inputs))
-            assert_all_close(f"T={length} shared by two processes", shared, whole, self.tolerance)
+            whole, shared = self.run(mixer, inputs), self.run_shared(mixer, inputs)
+            self.assert_same(f"T={length} shared by two processes", mixer, inputs, shared, whole)
 
     def test_processes_share_packed_documents(self, configuration: Configuration) -> None:
         self.require(configuration, "packed")
@@ -117,37 +116,32 @@ class MixerSuite(MixerHarness):
         # one ends where a piece ends, one is empty, one is longer than a piece, one crosses the middle by a token
         for processes, documents in ((4, (quarter, 0, part, most, quarter - part)), (2, (most + 1, most - 1))):
             inputs = self.inputs(mixer, configuration, 1, sum(documents))
-            alone = self.with_gradients(mixer, inputs, self.run_documents(mixer, inputs, documents))
-            output = self.run_shared(mixer, inputs, processes, borders(documents))
-            shared = self.with_gradients(mixer, inputs, output)
-            assert_all_close(f"documents of {documents} shared by {processes} processes", shared, alone, self.tolerance)
+            alone = self.run_documents(mixer, inputs, documents)
+            shared = self.run_shared(mixer, inputs, processes, borders(documents))
+            self.assert_same(f"documents of {documents} shared by {processes} processes", mixer, inputs, shared, alone)
 
     def test_packed_documents(self, configuration: Configuration) -> None:
         mixer = self.require(configuration, "packed")
         for documents in (self.lengths, self.lengths[::-1], (max(self.lengths),)):
             inputs = self.inputs(mixer, configuration, 1, sum(documents))
-            packed = self.with_gradients(mixer, inputs, self.run(mixer, inputs, cu_seqlens=borders(documents)))
-            alone = self.with_gradients(mixer, inputs, self.run_documents(mixer, inputs, documents))
-            assert_all_close(f"documents of {documents} packed", packed, alone, self.tolerance)
+            packed = self.run(mixer, inputs, cu_seqlens=borders(documents))
+            alone = self.run_documents(mixer, inputs, documents)
+            self.assert_same(f"documents of {documents} packed", mixer, inputs, packed, alone)
 
     def test_compile(self, configuration: Configuration) -> None:
         if not self.compiles:
             pytest.skip("switched off for this mixer")
         mixer = self.build(configuration)
         inputs = self.inputs(mixer, configuration, 2, self.lengths[-1])
-        eager = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
         torch.compiler.reset()
         compiled = torch.compile(mixer, **self.compile_options)
-        found = self.with_gradients(mixer, inputs, self.run(compiled, inputs))
-        assert_all_close("compiled", found, eager, self.tolerance)
+        self.assert_same("compiled", mixer, inputs, self.run(compiled, inputs), self.run(mixer, inputs))
         torch.compiler.reset()
 
     def test_activation_checkpointing(self, configuration: Configuration) -> None:
         mixer, inputs = self.drawn(configuration)
-        expected = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
         again = checkpoint(lambda: self.run(mixer, inputs), use_reentrant=False)
-        found = self.with_gradients(mixer, inputs, again)
-        assert_all_close("with activation checkpointing", found, expected, self.tolerance)
+        self.assert_same("with activation checkpointing", mixer, inputs, again, self.run(mixer, inputs))
 
     # Numbers
 
