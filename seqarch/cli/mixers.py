@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from seqarch.errors import PluginWarning, UserError
-from seqarch.experiment.checker import parser_of_class
+from seqarch.experiment.checker import options_of, parser_of_class
 from seqarch.experiment.recipes import bundled_recipes, merged_recipe, mixer_classes
 from seqarch.mixers.base import CAPABILITIES, GIVEN_BY_THE_MODEL, Mixer
 from seqarch.mixers.registry import import_mixers, load_mixer, mixer_entries
@@ -60,15 +60,12 @@ def _classes(names: Collection[str]) -> dict[str, type[Mixer]]:
 
 def mixer_options(mixer: type) -> dict[str, dict[str, Any]]:
     """Each option of a mixer with its default, `None` where it is required, and its meaning from the docstrings."""
-    meanings = {action.dest: action.help for action in parser_of_class(mixer, len(GIVEN_BY_THE_MODEL))._actions}
-    options = {}
-    for name, parameter in inspect.signature(mixer).parameters.items():
-        if name not in GIVEN_BY_THE_MODEL and parameter.kind is not parameter.VAR_KEYWORD:
-            required = parameter.default is parameter.empty
-            default = None if required else parameter.default
-            meaning = " ".join((meanings.get(name) or "").split())
-            options[name] = {"default": default, "required": required, "meaning": meaning}
-    return options
+    parser = parser_of_class(mixer, len(GIVEN_BY_THE_MODEL))
+    meanings = {action.dest: " ".join((action.help or "").split()) for action in parser._actions}
+    return {
+        name: {"default": option.default, "required": option.required, "meaning": meanings[name]}
+        for name, option in options_of(parser).items()
+    }
 
 
 def mixer_pages(names: Collection[str]) -> str:
