@@ -32,13 +32,9 @@ class BitsPerByte(Task):
     def score(self, scorer: Scorer) -> Scores:
         metrics = {}
         for each, n_bytes in zip(self.sets, self.n_bytes, strict=True):
-            nats = scorer.measure(each.tokens, _sum, segments=each.segments).sum()
-            metrics |= bits_per_byte(each, float(nats), n_bytes)
+            nats = scorer.measure(each.tokens, lambda losses, *_: losses.double().sum(dim=1), segments=each.segments)
+            metrics |= bits_per_byte(each, float(nats.sum()), n_bytes)
         return Scores(metrics)
-
-
-def _sum(losses: Tensor, *_: Tensor) -> Tensor:
-    return losses.double().sum(dim=1)
 
 
 def bits_per_byte(of: HoldOut | EvaluationSet, nats: float, n_bytes: int) -> dict[str, float]:
