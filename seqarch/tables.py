@@ -45,17 +45,26 @@ def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) ->
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file, by the names in its head.
+    """The rows of a CSV file, by the names in its head, without spaces after commas and the mark of Excel's UTF-8.
 
     Raises:
-        UserError: it is not such a file.
+        UserError: it is not such a file, or two columns have one name.
     """
     wrong = f"{path} is not a CSV file"
-    with refused(wrong, UnicodeDecodeError, csv.Error, why=True), path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, strict=True))
+    with refused(wrong, UnicodeDecodeError, csv.Error, why=True), path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, strict=True, skipinitialspace=True)
+        head = list(reader.fieldnames or ())
+        rows = list(reader)
+    check_columns(path, head, head)
     if ragged := next((row for row, cells in enumerate(rows, 2) if None in (*cells, *cells.values())), None):
         raise UserError(f"{path}, row {ragged}, has more or fewer cells than the head")
     return rows
+
+
+def check_columns(where: object, names: Sequence[str], read: Sequence[str]) -> None:
+    """Refuse a table with several columns of a name that is read."""
+    if twin := next((name for name in read if names.count(name) > 1), None):
+        raise UserError(f"{where}: {names.count(twin)} columns are called '{twin}': leave one, or rename the others")
 
 
 def _harmless(cell: Any) -> Any:

@@ -1,6 +1,9 @@
 import csv
 
-from seqarch.tables import listed, write_csv
+import pytest
+
+from seqarch.errors import UserError
+from seqarch.tables import listed, read_csv, write_csv
 
 
 def test_no_cell_is_a_formula_for_a_spreadsheet(tmp_path):
@@ -21,3 +24,16 @@ def test_a_list_is_as_wide_as_the_terminal_and_has_a_line_each_in_a_pipe(monkeyp
     monkeypatch.delenv("COLUMNS")
     monkeypatch.setattr("sys.__stdout__", None)
     assert listed(words) == f"short{' ' * 8}one two three four\na_long_name  five"
+
+
+def test_a_table_of_a_spreadsheet_is_read(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes("\ufeffmodel, loss\r\na, 3\r\n".encode())
+    assert read_csv(path) == [{"model": "a", "loss": "3"}]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("model,loss,loss\na,3,4\n")
+    with pytest.raises(UserError, match=r"table.csv: 2 columns are called 'loss': leave one, or rename the others"):
+        read_csv(path)

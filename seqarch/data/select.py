@@ -10,6 +10,7 @@ from typing import Any
 
 from seqarch.errors import UserError
 from seqarch.runs.files import kind_of_json
+from seqarch.tables import check_columns
 
 COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge, "<=": operator.le, "!=": operator.ne, "=": operator.eq, ">": operator.gt, "<": operator.lt
@@ -112,9 +113,3 @@ class Select:
 def _advice(flag: str, names: Sequence[str]) -> str:
     single = flag == "--text_field" and len(names) == 1
     return f"add {flag} {names[0]}" if single else f"name one with {flag}"
-
-
-def check_columns(where: object, names: Sequence[str], read: Sequence[str]) -> None:
-    """Refuse a table with several columns of a name that is read."""
-    if twin := next((name for name in read if names.count(name) > 1), None):
-        raise UserError(f"{where}: {names.count(twin)} columns are called '{twin}': leave one, or rename the others")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.data.files import SUFFIXES
-from seqarch.data.select import Select, check_columns
+from seqarch.data.select import Select
 from seqarch.data.sources import cut, json_objects
 from seqarch.data.verified import sha256_of
 from seqarch.errors import refused
+from seqarch.tables import check_columns
 
 
 @dataclass(frozen=True)
