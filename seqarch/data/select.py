@@ -28,7 +28,7 @@ class Condition:
     @classmethod
     def parse(cls, text: str) -> "Condition":
         found = re.fullmatch(rf"\s*([^=<>]+?)\s*({'|'.join(COMPARE)})(?![=<>])\s*(.*?)\s*", text, re.DOTALL)
-        if found is None:
+        if found is None or (found[2] not in ("=", "!=") and not found[3]):
             raise UserError(f"--where {text} is not a condition such as int_score>=4, with one of {', '.join(COMPARE)}")
         return cls(*found.groups())
 

@@ -339,6 +339,7 @@ def test_an_interrupted_addition_is_finished(
         ({"domain_field": "meta.set"}, "name the domain with --domain, or the field that"),
         ({"where": ["score"]}, "--where score is not a condition such as int_score>=4, with one of >=, <=, !="),
         *[({"where": [f"id{sign}4"]}, f"{sign}4 is not a condition") for sign in ("==", "!==", "=>", ">==", "<>")],
+        ({"where": ["id>="]}, "--where id>= is not a condition such as int_score>=4"),
         ({"where": ["score>1"]}, r"a\.jsonl:1: has no field 'score', only content, id: name one with --where"),
         ({}, r"a\.jsonl:1: has no field 'text', only content, id: add --text_field content$"),
         ({"text_field": "id.x"}, r"a\.jsonl:1: has no field 'id\.x', only content, id: add --text_field cont"),
