@@ -67,6 +67,10 @@ def read_losses(path: Path, column: str | None = None) -> list[Point]:
                 numbers[name] = _number(path, line, row, name)
         if not min(numbers.get("parameters", 0.0), numbers.get("tokens", 0.0)) > 0:
             raise UserError(f"{path}, line {line}: parameters and tokens must be above zero")
+        if numbers.get("tokens_per_second", 1.0) <= 0:
+            raise UserError(f"{path}, line {line}: tokens_per_second must be above zero: leave it empty if unknown")
+        if not row["model"]:
+            raise UserError(f"{path}, line {line}: model is empty: give it a name")
         rung = row.get("rung") or readable(numbers["parameters"])
         points.append(Point(row["model"], rung, **numbers))
     return best_rates(points)
@@ -77,8 +81,9 @@ def _number(path: Path, line: int, row: dict[str, str], name: str) -> float:
         number = float(row[name])
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
-        raise UserError(f"{path}, line {line}: {name} is {row[name]!r}, which is not a number")
+    if not math.isfinite(number) or (name == "seed" and not number.is_integer()):
+        kind = "whole number" if name == "seed" else "number"
+        raise UserError(f"{path}, line {line}: {name} is {row[name]!r}, which is not a {kind}")
     return int(number) if name == "seed" else number
 
 

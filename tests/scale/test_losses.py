@@ -9,6 +9,7 @@ from seqarch.scale.losses import Point, best_rates, read_losses, read_runs, writ
 from tests.report.runs_for_tests import write_run
 
 HEAD = "model,parameters,tokens,loss,learning_rate\n"
+SEED = "model,parameters,tokens,loss,seed,tokens_per_second\n"
 
 
 def file_of(folder, text):
@@ -43,6 +44,9 @@ def test_written_losses_are_read_again(tmp_path):
         (HEAD + "a,10,1,nan,\n", "line 2: loss is 'nan'"),
         (HEAD + "a,10,0,1.0,\n", "line 2: parameters and tokens must be above zero"),
         (HEAD + "a,10,,1.0,\n", "line 2: parameters and tokens must be above zero"),
+        (HEAD + ",10,1,1.0,\n", "line 2: model is empty: give it a name"),
+        (SEED + "a,10,1,1.0,0.5,\n", "line 2: seed is '0.5', which is not a whole number"),
+        (SEED + "a,10,1,1.0,0,0\n", "line 2: tokens_per_second must be above zero: leave it empty if unknown"),
         (
             HEAD + "a,10,1,1.0,0.1\na,10,1,1.1,0.1\n",
             "two losses of a, seed 0, at rung 10 after 1 tokens: leave one out",
