@@ -22,6 +22,7 @@ class Codec(abc.ABC):
 
     Args:
         content: of the file.
+        where: it lies, for messages; by default the name of a copy.
     """
 
     file: ClassVar[str]
@@ -30,12 +31,12 @@ class Codec(abc.ABC):
     """The modules of the library."""
     vocab_size: int
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, where: object = None) -> None:
         with refused(f"this tokenizer needs the package {self.needs[0]}: {EXTRA}", ImportError):
             for module in self.needs:
                 import_module(module)
         # each library has errors of its own for a damaged file
-        with refused(f"{self.file} cannot be read by {self.needs[0]}", Exception, why=True):
+        with refused(f"{where or self.file} cannot be read by {self.needs[0]}", Exception, why=True):
             self.read(content)
 
     @abc.abstractmethod

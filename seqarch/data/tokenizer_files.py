@@ -93,7 +93,7 @@ class FileTokenizer(CodecTokenizer):
     @functools.cached_property
     def codec(self) -> Codec:
         kind = CODECS[self._description.kind]
-        codec = kind(self.files[kind.file])
+        codec = kind(self.files[kind.file], f"{kind.file} in {self._where}")
         if codec.vocab_size != self.vocab_size:
             raise UserError(f"{kind.file} in {self._where} has {codec.vocab_size:,} entries, not {self.vocab_size:,}")
         return codec
@@ -161,7 +161,7 @@ def find_tokenizer(name: str, eos_token: str | None = None, bos_token: str | Non
     check_folder(place, written=False)
     path, content = _file_in(place) if place.is_dir() else (place, place.read_bytes())
     kind = kind_of(path, content)
-    codec = CODECS[kind](content)
+    codec = CODECS[kind](content, path)
     config = read_json(path.with_name(CONFIG)) if path.with_name(CONFIG).is_file() else {}
     bos_id, eos_id = _around(codec, config, eos_token, bos_token, name)
     description = Description(kind, hashlib.sha256(content).hexdigest(), codec.vocab_size, eos_id, bos_id)

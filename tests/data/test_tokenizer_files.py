@@ -350,7 +350,7 @@ def test_what_is_no_tokenizer(files: dict[str, Path], tmp_path: Path, monkeypatc
         (tmp_path / "sizes.txt", {}, "the entry 1 has 1 bytes, not 2"),
         (tmp_path / "bytes.txt", {}, "no entry is the byte 0"),
         (tmp_path / "half", {}, r"tokenizer_config\.json:1: is not JSON"),
-        (tmp_path / "broken.json", {}, r"tokenizer\.json cannot be read by tokenizers: "),
+        (tmp_path / "broken.json", {}, r"/broken\.json cannot be read by tokenizers: "),
     ]:
         with pytest.raises(UserError, match=said):
             find_tokenizer(str(given), **flags)
