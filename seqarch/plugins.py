@@ -144,9 +144,9 @@ def resolve(
         raise UserError(f"there is no {'' if words else f'{kind} '}'{path}'{right}")
     if not issubclass(found, bases):
         raise UserError(f"{path} is not a {kind}")
-    if missing := _missing(found):
+    if (missing := _missing(found)) or (found in bases and found.__module__.startswith(LIBRARIES)):
         right = near(path, _offered({each.__name__: each for each in _subclasses(found)})) or ": name a subclass"
-        raise UserError(f"{path} is a base class without {missing}{right}")
+        raise UserError(f"{path} is a base class{missing and f' without {missing}'}{right}")
     return found
 
 

@@ -292,4 +292,4 @@ def try_step(optimizer: Optimizer, mesh: DeviceMesh | None) -> None:
         with refused(message, UserError, Exception, why=True):  # whatever the optimizer's code raises
             parameter = torch.zeros(shape, device=group["params"][0].device)
             parameter = parameter if mesh is None else distribute_tensor(parameter, mesh, [Shard(0)])
-            state_after_step(optimizer, group, parameter)
+            state_after_step(optimizer, group, parameter.requires_grad_())

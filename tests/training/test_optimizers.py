@@ -291,6 +291,11 @@ def test_a_cosine_falls_slowly_first_and_last():
             {"model.optimizer": "SparseAdam", "model.weight_decay": 0},
             "SparseAdam cannot step parameters: SparseAdam do",
         ),
+        ({"model.optimizer": "Optimizer"}, "model.optimizer: Optimizer is a base class"),
+        (
+            {"model.optimizer": "{class_path: AdamW, init_args: {differentiable: true}}"},
+            "AdamW cannot step parameters: a leaf Variable that requires grad is being used in an in-place operation",
+        ),
         ({"model.optimizer": "{class_path: AdamW, init_args: {lr: 1}}"}, "AdamW has no option 'lr'"),
         ({"model.optimizer": "{class_path: Adam, init_args: {betas: [0, 0]}}"}, "betas is an option of the model"),
         ({"model.optimizer": "{class_path: Muon, init_args: {momentum: 1}}"}, r"momentum must lie in 0\.\.1, 1 exc"),
