@@ -287,10 +287,12 @@ class Mixer(Layer):
         return None
 
     def require(self, capability: str) -> None:
-        """Raise `UserError` unless the mixer has the capability ("decode", "packed" or "entropy")."""
+        """Raise `UserError` unless the mixer has the capability ("decode", "packed" or "entropy") and what it takes."""
         if capability not in self.capabilities:
             what = {"decode": "text generation", "packed": "packed documents (cu_seqlens)", "entropy": "an entropy"}
             raise UserError(f"{type(self).__name__} does not support {what[capability]}")
+        if (needed := {"decode": "state", "packed": "cu_seqlens"}.get(capability)) and needed not in self.takes:
+            raise UserError(f"{type(self).__name__} says that it can do '{capability}', but forward takes no {needed}")
 
 
 def reset_children(module: nn.Module) -> None:

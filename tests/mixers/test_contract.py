@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -123,6 +123,15 @@ def test_what_it_cannot_do_is_refused_in_a_sentence() -> None:
         lm.state_bytes(9)
     with pytest.raises(UserError, match=r"AssociativeMemory does not support packed documents \(cu_seqlens\)"):
         lm(tokens, cu_seqlens=torch.tensor([0, 4, 9], dtype=torch.int32))
+
+
+@pytest.mark.parametrize(("capability", "argument"), [("packed", "cu_seqlens"), ("decode", "state")])
+def test_a_capability_without_its_argument_is_refused(capability: str, argument: str) -> None:
+    """Otherwise a run with a document mask would train without it."""
+    mixer, given = AssociativeMemory(8, 0, 1), cast(Any, {argument: torch.tensor([0, 1])})
+    mixer.capabilities = frozenset({capability})
+    with pytest.raises(UserError, match=f"says that it can do '{capability}', but forward takes no {argument}$"):
+        mixer.arguments(**given)
 
 
 def test_a_mixer_without_forward_says_so() -> None:
