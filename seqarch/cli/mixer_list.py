@@ -82,7 +82,7 @@ def summary(point: EntryPoint) -> str:
             path = f"{path}.{part}"
             spec = spec and PathFinder.find_spec(path, spec.submodule_search_locations)
         tree = ast.parse(Path((spec and spec.origin) or "").read_bytes())
-    except (ImportError, OSError, SyntaxError, ValueError):
+    except (AttributeError, ImportError, OSError, SyntaxError, ValueError):  # the first if it names no module
         return ""
     found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == point.attr]
     return " ".join((ast.get_docstring(found[0]) or "").split("\n\n")[0].split()) if found else ""

@@ -167,3 +167,14 @@ def test_two_packages_with_one_name_stop_what_uses_it(plugin, listed, tmp_path):
     assert errors.startswith("seqarch: error: mixer 'RunningMean' is declared twice, by other-mean (")
     assert "and running-mean (" in errors
     assert len(errors.splitlines()) == 1
+
+
+def test_an_entry_point_that_names_no_module_leaves_the_list_as_it_is(plugin, listed, tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        PYPROJECT.replace("running-mean", "odd").replace("running_mean:", "an odd ")
+    )
+    (tmp_path / "site").mkdir()
+    install(tmp_path, tmp_path / "site")
+    code, said, errors = listed(paths=[tmp_path / "site"])
+    assert code == 0, errors
+    assert {"RunningMean", "Attention"} <= {line.split()[0] for line in said.splitlines() if line}
