@@ -10,6 +10,7 @@ from torch import Tensor
 
 import seqarch
 from seqarch.arguments import typed
+from seqarch.data.datamodule import TextDataModule
 from seqarch.data.tokenizer_files import find_tokenizer, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer, known_tokenizers
 from seqarch.errors import UserError, absent, check_known, refused
@@ -189,7 +190,10 @@ def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[
     with refused("the model cannot be imported", UserError, why=True):
         check_model(lm, tokenizer)
     recipe = {"run_dir": str(out), "model": content["hyper_parameters"], **({"data": data} if data else {})}
-    config = Experiment.from_recipe(recipe).config
+    experiment = Experiment.from_recipe(recipe)
+    if data:
+        _check_data(experiment.data, tokenizer)
+    config = experiment.config
     path = checkpoint_path(out, content["global_step"])
     with atomic(path, durable=True) as partial:
         torch.save({**content, "hyper_parameters": config["model"]}, partial)
@@ -200,6 +204,14 @@ def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[
     write_tokenizer(tokenizer, out / TOKENIZER)
     record = {"name": run_name(out.resolve()), "imported": source, "tokenizer": tokenizer.name}
     write_record(out, record | _record(lm, content))
+
+
+def _check_data(data: TextDataModule, tokenizer: Tokenizer) -> None:
+    """Refuse text that tasks could not measure the model on."""
+    data.prepare_data()
+    data.setup("validate")
+    if (other := data.tokenizer.name) != tokenizer.name:
+        raise UserError(f"{data.root} has the tokenizer {other}, not {tokenizer.name}: prepare it with the model's")
 
 
 def _record(lm: SequenceLM, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -306,10 +306,19 @@ def test_imported_weights_that_do_not_fit_are_refused(begun, tmp_path, options, 
     assert not (tmp_path / "new").exists()
 
 
-def test_options_that_do_not_fit_are_refused(exported, refuse, tmp_path):
-    folder = exported(MIXERS["Attention"]).folder
+def test_options_that_do_not_fit_are_refused(exported, refuse, tmp_path, shards):
+    folder, other = exported(MIXERS["Attention"]).folder, tmp_path / "other"
+    prepare([shards / "docs.jsonl"], other, "docs", "mixtral", holdout=0.3, workers=1)
     assert "no folder" in refuse("import", tmp_path / "none", "--out", tmp_path / "run")
     assert "--data needs --train" in refuse("import", folder, "--out", tmp_path / "run", "--data", tmp_path)
     assert "name a new folder" in refuse("import", folder, "--out", folder)
+    for data, said in (
+        (["none", "--train", "docs"], "there is no folder 'none': prepare one"),
+        ([shards, "--train", "dosc"], "unknown domain in"),
+        ([shards, "--train", "docs", "--ood", "docs"], "the OOD domain 'docs' is named twice"),
+        ([other, "--train", "docs", "--sequence_length", 32], "has the tokenizer mixtral, not byte: prepare it with"),
+    ):
+        assert said in refuse("import", folder, "--out", tmp_path / "run", "--data", *data)
+    assert not (tmp_path / "run").exists()
     (folder / "config.json").unlink()
     assert "there is no file '" in refuse("import", folder, "--out", tmp_path / "run")
