@@ -31,7 +31,7 @@ from seqarch.scale.decisions import (
     scored,
 )
 from seqarch.scale.law import Laws, Saving
-from seqarch.scale.losses import GAP, LOSS, Point, read_losses, read_runs, write_losses
+from seqarch.scale.losses import GAP, LOSS, OOD, Point, read_losses, read_runs, write_losses
 from seqarch.scale.request import Request
 from seqarch.tables import markdown, write_csv
 
@@ -206,8 +206,12 @@ def _section(title: str, rows: list[list[str]]) -> str:
 def _interval(saving: Saving | None) -> str:
     if saving is None:
         return ""
-    low, ratio, high = (f"{each:.2f}" if each < 100 else "never" for each in (saving.low, saving.ratio, saving.high))
+    low, ratio, high = map(_ratio, (saving.low, saving.ratio, saving.high))
     return f"{ratio} ({low} to {high})"
+
+
+def _ratio(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:.2f}" if value < 100 else ">100"
 
 
 def _percent(share: float) -> str:
@@ -220,10 +224,13 @@ def train(request: Request, loss: str | None) -> None:
     Raises:
         UserError: what is wrong, before anything is trained; or which runs failed, after the others are summarised.
     """
+    from seqarch.exam.derive import load_size
     from seqarch.exam.train import check_all_finished
     from seqarch.scale.rungs import train_rungs
 
     loss = loss or IN_DOMAIN
+    data = load_size(request.like, request.options).recipe["data"]
+    check_known("loss", loss, [IN_DOMAIN, OOD, GAP, *(data["ood"] or data["train"])])
     if loss == GAP and request.match != "tokens":
         raise UserError("--loss gap compares models with the same tokens: set --match tokens")
     out = Path(request.out or "runs/scale")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from seqarch.errors import UserError
-from seqarch.scale.law import Laws
+from seqarch.scale.law import Laws, Saving
 from seqarch.scale.losses import Point
+from seqarch.scale.summary import _interval
 
 SIZES, SHARES, FLOOR = (10e6, 20e6, 42e6, 110e6), (0.25, 0.5, 1.0), 1.7
 TRUE = {"reference": (400.0, 0.34, 1200.0, 0.37), "mixer": (380.0, 0.335, 1000.0, 0.372)}
@@ -86,3 +87,8 @@ def test_too_few_finished_models_have_no_law():
         Laws([point for point in points if point.model == "reference" or point.rung == "1e+07"])
     with pytest.raises(UserError, match="finished models, not 8"):
         Laws([point for point in points if point.rung in ("1e+07", "2e+07") and point.seed == 0][::3] * 2)
+
+
+def test_a_large_ratio_is_not_never():
+    assert _interval(Saving(40.0, 20.0, 175.0)) == "40.00 (20.00 to >100)"
+    assert _interval(Saving(math.inf, 200.0, math.inf)) == "never (>100 to never)"

@@ -132,6 +132,7 @@ def test_a_scale_trains_registers_and_is_read_again(scale, capsys):
         (["--mixer", "Top1Chunk", "--like", "huge"], "like is huge: expected tiny or small"),
         (["--mixer", "Top1Chunk", "--match", "time"], "match is time: expected flops or tokens"),
         (["--mixer", "Top1Chunk", "--loss", "gap"], "--loss gap compares models with the same tokens"),
+        (["--mixer", "Top1Chunk", "--loss", "clod"], "unknown loss 'clod': did you mean cloud?"),
         (
             ["--mixer", "Top1Chunk", "--tokens_per_parameter", "0"],
             "--tokens_per_parameter must lie in 0..1000000, 0 excluded",
