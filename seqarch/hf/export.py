@@ -10,6 +10,7 @@ import yaml
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
+from transformers.utils import CONFIG_NAME
 
 from seqarch.arguments import typed
 from seqarch.errors import UserError
@@ -49,14 +50,14 @@ def export(
 
     Args:
         checkpoint: the file; of a run folder the newest.
-        out: the folder, which is made; files of the same names in it are replaced.
+        out: the folder, which is made; files of an earlier export in it are replaced.
         allow_code: packages whose classes the checkpoint may name, next to those of seqarch and plug-ins.
         family: `model_type` of a published family that computes the same, such as "llama": the folder is then in its
             own names, which every tool reads.
 
     Raises:
-        UserError: the file is not a checkpoint, its model cannot be built here, `out` is not a folder, or the family
-            cannot express the model.
+        UserError: the file is not a checkpoint, its model cannot be built here, `out` is a file or holds other
+            files, or the family cannot express the model.
     """
     path, out = named_checkpoint(checkpoint), Path(out)
     lm, tokenizer = load(path, allow_code)
@@ -70,6 +71,8 @@ def export(
     config, weights = _for_transformers(content, special, family)
     decodes = all("decode" in block.mixer.capabilities for block in lm.blocks if block.mixer is not None)  # pyright: ignore
     check_folder(out)
+    if out.is_dir() and any(out.iterdir()) and not (out / CONFIG_NAME).is_file():
+        raise UserError(f"{out} holds other files than an exported model: name a new folder")
     with replaced(out) as new:
         if weights is None:
             write_content(new / FILE, content)

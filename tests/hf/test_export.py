@@ -199,6 +199,20 @@ def test_what_cannot_be_written_is_refused(tmp_path, refuse):
         export(path, out)
 
 
+def test_another_folder_is_left_as_it_is_and_an_earlier_export_is_replaced(tmp_path):
+    path, out = checkpoint(tmp_path, MIXERS["Attention"]), tmp_path / "project"
+    out.mkdir()
+    (out / "README.md").write_text("mine")
+    with pytest.raises(UserError, match="project holds other files than an exported model: name a new folder"):
+        export(path, out)
+    assert [each.name for each in out.iterdir()] == ["README.md"]
+    assert (out / "README.md").read_text() == "mine"
+    (out / "README.md").unlink()
+    first = export(path, out)
+    (first / "model.safetensors").write_bytes(b"")
+    assert (export(path, out) / "model.safetensors").stat().st_size > 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
