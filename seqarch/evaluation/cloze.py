@@ -67,10 +67,7 @@ class Cloze(Task):
 
     def prepare(self, data: TextDataModule | None) -> None:
         (path,) = self.row_files().files.values()
-        rows = read_triples(path)[: self.limit]
-        if not rows:
-            raise UserError(f"{path} has no rows")
-        self.asked = [self._asked(row["text"], row["value"]) for row in rows]
+        self.asked = [self._asked(row["text"], row["value"]) for row in read_triples(path)[: self.limit]]
 
     def _asked(self, text: str, value: str) -> tuple[str, str]:
         """The prompt and the value that should follow."""

@@ -10,7 +10,7 @@ from seqarch.data.files import SUFFIXES
 from seqarch.data.select import Select
 from seqarch.data.sources import cut, json_objects
 from seqarch.data.verified import sha256_of
-from seqarch.errors import refused
+from seqarch.errors import UserError, refused
 from seqarch.tables import check_columns
 
 
@@ -38,8 +38,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL, Parquet or Arrow file.
 
     Raises:
-        UserError: a line is not a JSON object or not Unicode text; the message names file and line.
+        UserError: there are none, or a line is not a JSON object or not Unicode text; the message names file and line.
     """
+    if not (rows := _read(path)):
+        raise UserError(f"{path} has no rows")
+    return rows
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
     import pyarrow.ipc
     import pyarrow.parquet
 

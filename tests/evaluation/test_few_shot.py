@@ -241,6 +241,9 @@ def test_missing_and_malformed_rows_are_one_sentence(tmp_path):
     (tmp_path / "race.jsonl").write_text("[1]\n")
     with pytest.raises(UserError, match=r"race\.jsonl:1: expected an object"):
         FewShot("race", folder=str(tmp_path)).prepare(None)
+    (tmp_path / "race.jsonl").write_text("\n")
+    with pytest.raises(UserError, match=r"race\.jsonl has no rows"):
+        FewShot("race", folder=str(tmp_path)).prepare(None)
     good = {"goal": "a", "sol1": "b", "sol2": "c", "label": 1}
     for wrong in ({"label": -1}, {"label": None}, {"label": 2}, {"sol1": None, "sol2": None}):
         (tmp_path / "piqa.jsonl").write_text(json.dumps(good) + "\n" + json.dumps({**good, **wrong}) + "\n")
