@@ -347,7 +347,10 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
         length = round(share * max_steps)
         start = decay_start(model.warmup_steps, length, model.decay_share)
         if not 0 < start < length:
-            raise UserError(f"branches.at: a branch of {length} steps would leave at step {start}, not after warm-up")
+            raise UserError(
+                f"branches.at: a branch of {length} steps would leave at step {start}, not between warm-up and end: "
+                "make its share larger, or model.warmup_steps or model.decay_share smaller"
+            )
         if (other := steps.setdefault(start, length)) != length:
             raise UserError(f"branches.at: branches of {other} and {length} steps would both leave at step {start}")
     return steps
