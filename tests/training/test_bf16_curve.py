@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -47,45 +48,60 @@ def build(mixer: str, size: str, *, reference: bool) -> SequenceLM:
     return Experiment.from_recipe(recipe).model.build()
 
 
-def train(lm: SequenceLM, steps: int, length: int, *, bf16: bool, device: str) -> np.ndarray:
-    """The loss at each step in nats per byte, on random windows of text. All models see the same windows."""
+def loss_of(lm: SequenceLM, batch: torch.Tensor, *, bf16: bool) -> torch.Tensor:
+    with torch.autocast(batch.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
+        return lm(batch[:, :-1], batch[:, 1:])
+
+
+def train(lm: SequenceLM, steps: int, length: int, *, bf16: bool, device: str) -> Iterator[tuple[torch.Tensor, float]]:
+    """The batch of each step and its loss in nats per byte, before the step changes the weights.
+
+    Batches are random windows of text. All models see the same windows.
+    """
     optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     random = torch.Generator().manual_seed(0)
-    losses = []
     for _ in range(steps):
         starts = torch.randint(len(text()) - length - 1, (8,), generator=random)
         batch = torch.stack([text()[start : start + length + 1] for start in starts]).to(device)
-        with torch.autocast(device, dtype=torch.bfloat16) if bf16 else nullcontext():
-            loss = lm(batch[:, :-1], batch[:, 1:])
+        loss = loss_of(lm, batch, bf16=bf16)
+        yield batch, float(loss.detach())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
         optimizer.step()
-        losses.append(float(loss.detach()))
-    return np.array(losses)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_compiled_bf16_training_follows_the_float32_reference(mixer: str) -> None:
-    """50 steps at the shapes of `draft`, 512 bytes per sequence. Both losses fall by nats, hundredths apart."""
+    """50 steps at the shapes of `draft`, 512 bytes per sequence. Both losses fall by nats, hundredths apart.
+
+    The first five losses are compared at the reference's weights. On courses of their own, those of Top1Element part by
+    up to 0.12, because rounding decides between keys with nearly equal scores.
+    """
     torch._dynamo.reset()
     reference = build(mixer, "draft", reference=True).to("cuda")
     fast = build(mixer, "draft", reference=False).to("cuda")
-    fast.load_state_dict(reference.state_dict())
+    start = copy.deepcopy(reference.state_dict())
     fast.compile_parts()
-    exact = train(reference, 50, 512, bf16=False, device="cuda")
-    found = train(fast, 50, 512, bf16=True, device="cuda")
-    assert exact[-5:].mean() < exact[0] - 1.5
-    assert np.abs(found[:5] - exact[:5]).max() < 0.02
-    assert np.abs(found - exact).mean() < 0.04
+    exact = []
+    for batch, loss in train(reference, 50, 512, bf16=False, device="cuda"):
+        exact.append(loss)
+        if len(exact) <= 5:
+            fast.load_state_dict(reference.state_dict())
+            assert abs(float(loss_of(fast, batch, bf16=True).detach()) - loss) < 0.02
+    fast.load_state_dict(start)
+    found = [loss for _, loss in train(fast, 50, 512, bf16=True, device="cuda")]
+    assert np.mean(exact[-5:]) < exact[0] - 1.5
+    assert np.abs(np.subtract(found, exact)).mean() < 0.04
 
 
 @pytest.mark.parametrize("mixer", ["Attention", "DeltaNet"])
 def test_bf16_training_follows_float32_for_three_steps_on_a_cpu(mixer: str) -> None:
     reference, other = (build(mixer, "tiny", reference=True) for _ in range(2))
-    exact = train(reference, 3, 64, bf16=False, device="cpu")
-    found = train(other, 3, 64, bf16=True, device="cpu")
+    exact, found = (
+        np.array([loss for _, loss in train(lm, 3, 64, bf16=lm is other, device="cpu")]) for lm in (reference, other)
+    )
     assert exact[-1] < exact[0] - 0.05
     assert not np.array_equal(exact, found)
     assert np.abs(found - exact).max() < 0.01
