@@ -219,7 +219,7 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
     """
     if unfit := next(_misfits(saved, optimizer), None):
         damaged = "the checkpoint's state of the optimizer is of another class or damaged"
-        raise UserError(f"{damaged}: it does not fit {unfit}")
+        raise UserError(f"{damaged}: it does not fit {unfit}. Take the optimizer of its run's config.yaml")
 
 
 def _misfits(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Iterator[str]:
@@ -231,7 +231,7 @@ def _misfits(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Iter
     for options, group in zip(*both, strict=True):
         for name in options.keys() - {"params", *FOLLOWED}:
             if name not in group or options[name] != group[name]:
-                yield f"the recipe, whose optimizer has not {one_line(name)} {options[name]}"
+                yield f"the recipe: {one_line(name)} is {options[name]} there and {group.get(name, 'absent')} here"
         wanted: dict[Any, Any] = {}
         for key, parameter in zip(options["params"], group["params"], strict=True):
             kind = parameter.shape, parameter.dtype

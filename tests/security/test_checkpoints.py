@@ -123,7 +123,7 @@ def moments(content):
         (lambda c: moments(c).pop("exp_avg"), "state of the optimizer is of another class or damaged"),
         (lambda c: moments(c).update(exp_avg=torch.zeros(3)), "state of the optimizer is of another class or damaged"),
         (lambda c: moments(c).update(exp_avg=torch.zeros(1, 1).expand(257, 32)), "it does not fit the parameters"),
-        (lambda c: c["optimizer_states"][0]["param_groups"][1].update(maximize=True), "has not maximize True"),
+        (lambda c: c["optimizer_states"][0]["param_groups"][1].update(maximize=True), "maximize is True there"),
         (lambda c: moments(c).update(exp_avg=moments(c)["exp_avg"].double()), "it does not fit the parameters"),
         (lambda c: c["seqarch"].update(rows="x"), "its 'rows' hold more than numbers"),
         (lambda c: c["loops"].update(x=[[]] * 20_001), "'loops' stands for more than 20,000 entries"),
