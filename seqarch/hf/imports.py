@@ -10,7 +10,6 @@ from torch import Tensor
 
 import seqarch
 from seqarch.arguments import typed
-from seqarch.data.datamodule import TextDataModule
 from seqarch.data.tokenizer_files import find_tokenizer, write_tokenizer
 from seqarch.data.tokenizers import Tokenizer, known_tokenizers
 from seqarch.errors import UserError, absent, check_known, refused
@@ -25,6 +24,7 @@ from seqarch.runs.files import atomic, check_file, check_folder, read_json
 from seqarch.runs.folder import TOKENIZER, checkpoint_path, run_name, write_config, write_record
 from seqarch.training.checkpoint import check_entries, check_weights, read_tensors, tokenizer_files, tokenizer_of
 from seqarch.training.integrity import seal
+from seqarch.training.provenance import Provenance
 from seqarch.training.run_folder import describe_model, now
 from seqarch.training.weights import EMBEDDING, FILES, HEAD, OtherWeights, read_safetensors, with_head
 from seqarch.versions import commit
@@ -191,8 +191,10 @@ def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[
         check_model(lm, tokenizer)
     recipe = {"run_dir": str(out), "model": content["hyper_parameters"], **({"data": data} if data else {})}
     experiment = Experiment.from_recipe(recipe)
-    if data:
-        _check_data(experiment.data, tokenizer)
+    if data:  # on which tasks can measure the model
+        experiment.data.prepare_data()
+        experiment.data.setup("validate")
+        Provenance(tokenizer.name).check_tokenizer(experiment.data, "the model")
     config = experiment.config
     path = checkpoint_path(out, content["global_step"])
     with atomic(path, durable=True) as partial:
@@ -204,14 +206,6 @@ def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[
     write_tokenizer(tokenizer, out / TOKENIZER)
     record = {"name": run_name(out.resolve()), "imported": source, "tokenizer": tokenizer.name}
     write_record(out, record | _record(lm, content))
-
-
-def _check_data(data: TextDataModule, tokenizer: Tokenizer) -> None:
-    """Refuse text that tasks could not measure the model on."""
-    data.prepare_data()
-    data.setup("validate")
-    if (other := data.tokenizer.name) != tokenizer.name:
-        raise UserError(f"{data.root} has the tokenizer {other}, not {tokenizer.name}: prepare it with the model's")
 
 
 def _record(lm: SequenceLM, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from seqarch.arguments import FILLED, SEED, Interval
 from seqarch.errors import UserError, check_known, unknown
 from seqarch.report import compare
 from seqarch.report.costs import costs
@@ -17,6 +18,9 @@ from seqarch.tables import read_csv, readable, write_csv
 
 OOD, GAP, LOSS = "ood", "gap", "loss"
 REQUIRED = ("model", "parameters", "tokens")
+POSITIVE = Interval(0, ends="()")
+LIMITS = {**dict.fromkeys(("parameters", "tokens", "learning_rate", "tokens_per_second"), POSITIVE), "seed": SEED}
+"""The limits of the numbers in a row; the loss has none."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,11 @@ def read_losses(path: Path, column: str | None = None) -> list[Point]:
     points = []
     for line, row in enumerate(rows, start=2):
         numbers: dict[str, Any] = {LOSS: _number(path, line, row, column)}
-        for name in ("parameters", "tokens", "seed", "learning_rate", "tokens_per_second"):
-            if row.get(name):
+        for name, limit in LIMITS.items():
+            if row.get(name) or name in REQUIRED:
                 numbers[name] = _number(path, line, row, name)
-        if not min(numbers.get("parameters", 0.0), numbers.get("tokens", 0.0)) > 0:
-            raise UserError(f"{path}, line {line}: parameters and tokens must be above zero")
-        if numbers.get("tokens_per_second", 1.0) <= 0:
-            raise UserError(f"{path}, line {line}: tokens_per_second must be above zero: leave it empty if unknown")
-        if not row["model"]:
-            raise UserError(f"{path}, line {line}: model is empty: give it a name")
+                limit.check(f"{path}, line {line}: {name}", numbers[name])
+        FILLED.check(f"{path}, line {line}: model", row["model"])
         rung = row.get("rung") or readable(numbers["parameters"])
         points.append(Point(row["model"], rung, **numbers))
     return best_rates(points)
