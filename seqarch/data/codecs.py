@@ -22,7 +22,7 @@ class Codec(abc.ABC):
 
     Args:
         content: of the file.
-        where: it lies, for messages; by default the name of a copy.
+        where: the file as messages name it; by default `file`.
     """
 
     file: ClassVar[str]

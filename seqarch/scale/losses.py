@@ -19,8 +19,8 @@ from seqarch.tables import read_csv, readable, write_csv
 OOD, GAP, LOSS = "ood", "gap", "loss"
 REQUIRED = ("model", "parameters", "tokens")
 POSITIVE = Interval(0, ends="()")
-LIMITS = {**dict.fromkeys(("parameters", "tokens", "learning_rate", "tokens_per_second"), POSITIVE), "seed": SEED}
-"""The limits of the numbers in a row; the loss has none."""
+LIMITS = dict.fromkeys(("parameters", "tokens", "tokens_per_second"), POSITIVE) | {"seed": SEED}
+"""The limits of the numbers in a row; the loss and the learning rate have none."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,11 @@ def read_losses(path: Path, column: str | None = None) -> list[Point]:
     points = []
     for line, row in enumerate(rows, start=2):
         numbers: dict[str, Any] = {LOSS: _number(path, line, row, column)}
-        for name, limit in LIMITS.items():
+        for name in (*LIMITS, "learning_rate"):
             if row.get(name) or name in REQUIRED:
                 numbers[name] = _number(path, line, row, name)
-                limit.check(f"{path}, line {line}: {name}", numbers[name])
+        for name, limit in LIMITS.items():
+            limit.check(f"{path}, line {line}: {name}", numbers.get(name))
         FILLED.check(f"{path}, line {line}: model", row["model"])
         rung = row.get("rung") or readable(numbers["parameters"])
         points.append(Point(row["model"], rung, **numbers))
