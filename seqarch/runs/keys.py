@@ -5,7 +5,7 @@ from typing import Any
 
 WHERE_IT_RUNS = (
     *("run_dir", "ckpt_path", "from", "checkpoint"),
-    *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.enable_progress_bar"),
+    *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.enable_progress_bar", "trainer.max_time"),
     *("data.root", "data.num_workers", "data.micro_batch_size"),
 )
 """Keys that say where a run trains, not what it trains. The datamodule checks shards and micro-batches itself."""

@@ -107,8 +107,9 @@ class RunFolder(L.Callback):
             there = (self.path / RECORD).is_file()
             self._record = read_record(self.path) if there else describe_run(self.path, trainer, pl_module, self.config)
             self.on_train_end(trainer, pl_module)
-        elif trainer.is_global_zero and not (self.path / RECORD).is_file():
-            raise UserError("no step was taken: an option of the trainer, such as max_time, ended the run")
+        elif trainer.is_global_zero and not self._began:
+            limit = "such as max_time, which counts the time before a resumption too"
+            raise UserError(f"no step was taken: an option of the trainer, {limit}, ended the run")
         self._release()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:

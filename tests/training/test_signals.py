@@ -1,5 +1,7 @@
 """What a run does if Ctrl-C is pressed or SIGTERM comes, and what it does with the processes that it started."""
 
+import itertools
+import json
 import signal
 import subprocess
 
@@ -10,8 +12,10 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 
 from seqarch import cli
 from seqarch.cli import app
+from seqarch.data.prepare import prepare
+from seqarch.errors import UserError
 from seqarch.runs.folder import checkpoints, status
-from seqarch.training.callbacks import OODLoss, RunCheckpoint
+from seqarch.training.callbacks import OODLoss, RunCheckpoint, TrainLoss
 from tests.training.interrupt import kill, stop_at
 
 
@@ -100,6 +104,50 @@ def test_ctrl_c_writes_a_checkpoint(fit, tmp_path, monkeypatch, interruptible, c
     assert status(tmp_path / "run") == "stopped"
     assert [path.name for path in checkpoints(tmp_path / "run")] == ["step_00000003.ckpt"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.fixture
+def few(tmp_path):
+    """Options of a run of 9 steps, whose epochs have 3 steps of two batches."""
+    lines = [json.dumps({"text": f"{number:3} " * 30}) for number in range(8)]
+    (tmp_path / "few.jsonl").write_text("\n".join(lines))
+    data = prepare([tmp_path / "few.jsonl"], tmp_path / "shards", "docs", "byte", holdout=0.5, workers=1)
+    assert 3 <= data.splits["train"].tokens // 41 // 4 < 4
+    options = {"data.root": tmp_path / "shards", "data.ood": "[]", "data.sequence_length": 40, "trainer.max_steps": 9}
+    measured = {f"{name}.every_n_steps": 0 for name in ("attention_entropy", "throughput", "train_loss")}
+    return {**options, **measured, "ood_loss.every_n_steps": 1, "checkpoint.every_n_steps": 20}
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_end"])
+def test_what_else_stops_a_run_leaves_a_checkpoint_of_a_whole_step(fit, few, tmp_path, monkeypatch, hook):
+    """Such as `trainer.max_time`, within a step and at the end of an epoch."""
+    whole = fit("whole", **few)
+    with monkeypatch.context() as patch:
+        calls = iter([False, False, True] if hook == "on_train_batch_end" else [False, True])
+
+        def stop(self, trainer, *_):
+            trainer.should_stop |= next(calls, False)
+
+        patch.setattr(TrainLoss, hook, stop)
+        fit(**few)
+        assert status(tmp_path / "run") == "stopped"
+        step = 2 if hook == "on_train_batch_end" else 7
+        assert [path.name for path in checkpoints(tmp_path / "run")] == [f"step_{step:08d}.ckpt"]
+    fit(**few)
+    assert (tmp_path / "run/curves.csv").read_bytes() == (whole / "curves.csv").read_bytes()
+
+
+def test_a_time_limit_counts_the_time_before_and_may_change(fit, few, tmp_path, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time.monotonic", lambda: next(clock))
+    few["trainer.max_time"] = "00:00:00:09"
+    fit(**few)
+    (saved,) = checkpoints(tmp_path / "run")
+    with pytest.raises(UserError, match="such as max_time, which counts the time before"):
+        fit(**few)
+    assert checkpoints(tmp_path / "run") == [saved]
+    fit(**few | {"trainer.max_time": "00:01:00:00"})
+    assert status(tmp_path / "run") == "finished"
 
 
 def test_a_second_ctrl_c_stops_at_once(fit, tmp_path, monkeypatch, interruptible, capsys):

@@ -26,7 +26,8 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     """Writes `checkpoints/step_00000500.ckpt` of the run folder, every `every_n_steps` optimizer steps and at the end.
 
     A file is complete or not there. On SIGTERM and Ctrl-C the run finishes the step, writes a checkpoint and stops;
-    the same command resumes from it. A second Ctrl-C stops at once. A process that ignores SIGINT still ignores it.
+    the same command resumes from it. So it does if `trainer.max_time` or a callback stops it. A second Ctrl-C stops at
+    once. A process that ignores SIGINT still ignores it.
     In a job of SLURM, SIGUSR1 does what SIGTERM does and then puts the job back into the queue.
 
     Args:
@@ -49,6 +50,8 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
         self.interrupted = False
         """Whether Ctrl-C was the reason to stop."""
         self._path: Path | None = None
+        self._ends = False
+        """Whether something else than a signal stops training."""
         self._requeue = False
         self._previous_handlers: dict[int, Any] = {}
 
@@ -81,11 +84,25 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *batch: Any) -> None:
         stepped = trainer.global_step != self._last_step
         super().on_train_batch_end(trainer, pl_module, *batch)
-        if stepped and trainer.strategy.reduce_boolean_decision(self.told_to_stop, all=False):
-            self.told_to_stop = True
-            if not self.is_due(trainer.global_step, trainer.max_steps):
+        self._defer_stop(trainer)
+        if stepped and trainer.strategy.reduce_boolean_decision(self.told_to_stop or self._ends, all=False):
+            self.told_to_stop = trainer.strategy.reduce_boolean_decision(self.told_to_stop, all=False)
+            if not self._is_saved(trainer):
                 self.measure(trainer, pl_module)
             trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self._is_saved(trainer):
+            self._defer_stop(trainer)
+
+    def _defer_stop(self, trainer: L.Trainer) -> None:
+        """Let what else stops training wait for the end of a step. Within one, the gradients so far would be lost."""
+        self._ends, trainer.should_stop = self._ends or trainer.should_stop, False
+
+    def _is_saved(self, trainer: L.Trainer) -> bool:
+        """Whether the checkpoint of this step is written, or being written."""
+        path = checkpoint_path(trainer.default_root_dir, trainer.global_step)
+        return path in (self._path, trainer.strategy.broadcast(newest_checkpoint(trainer.default_root_dir)))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._finish(trainer)
