@@ -209,6 +209,8 @@ def _recount_batches(checkpoint: dict[str, Any], accumulation: int) -> None:
     data = checkpoint["TextDataModule"]
     before = data["sequences_per_step"] // data["sequences_per_micro_step"]
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    if progress["current"]["completed"] == progress["current"]["ready"]:  # a ModelCheckpoint's, between two epochs
+        progress["current"] = dict.fromkeys(progress["current"], 0)
     for counts in (progress["total"], progress["current"]):
         # the last batch may be ready and not completed
         more = counts["ready"] * accumulation // before - counts["ready"]

@@ -150,6 +150,16 @@ def test_a_time_limit_counts_the_time_before_and_may_change(fit, few, tmp_path, 
     assert status(tmp_path / "run") == "finished"
 
 
+def test_a_checkpoint_between_two_epochs_is_one_of_a_whole_step(fit, few, tmp_path):
+    """As Lightning's own callback writes them."""
+    few["train_loss.every_n_steps"] = 1
+    own = "[{class_path: ModelCheckpoint, init_args: {save_top_k: -1}}]"
+    whole = fit("whole", **few, **{"trainer.callbacks": own})
+    (between,) = whole.rglob("*step=6.ckpt")
+    curves = [(run / "curves.csv").read_text().splitlines() for run in (whole, fit(**few, ckpt_path=between))]
+    assert curves[0][-3:] == curves[1][-3:]
+
+
 def test_a_second_ctrl_c_stops_at_once(fit, tmp_path, monkeypatch, interruptible, capsys):
     def twice():
         signal.raise_signal(signal.SIGINT)
