@@ -99,6 +99,8 @@ class Change(Estimate):
     """The variance of one pair."""
     prior: float = 0.0
     """Degrees of freedom of the variance without those of the candidate's pairs."""
+    documents: float = 0.0
+    """The part of the half width that comes from documents, added in quadrature; more pairs do not narrow it."""
 
     @property
     def small(self) -> bool:
@@ -109,7 +111,8 @@ class Change(Estimate):
     def pairs_needed(self) -> int | None:
         """The pairs with which this change would be shown to be small; `None` if not known or over `MOST_PAIRS`."""
         for pairs in range(max(2, self.pairs + 1), MOST_PAIRS + 1):
-            if abs(self.value) + half_width(self.variance, self.prior + pairs - 1, pairs) <= TOLERANCE:
+            seeds = half_width(self.variance, self.prior + pairs - 1, pairs)
+            if abs(self.value) + np.hypot(seeds, self.documents) <= TOLERANCE:
                 return pairs
         return None
 

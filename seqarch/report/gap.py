@@ -175,9 +175,9 @@ class FinishedModels:
         if not (pairs := int(np.isfinite(changes[number]).sum())):
             return None
         variance, freedom = (float(each[number]) for each in moderated(changes))
-        documents = _deviation(drawn[:, last] - drawn[:, before]) / doublings
-        half = np.hypot(half_width(variance, freedom, pairs), NORMAL * documents)
-        return Change(float(over_pairs(changes[number])), float(half), pairs, variance, freedom - pairs + 1)
+        documents = float(NORMAL * _deviation(drawn[:, last] - drawn[:, before]) / doublings)
+        half = float(np.hypot(half_width(variance, freedom, pairs), documents))
+        return Change(float(over_pairs(changes[number])), half, pairs, variance, freedom - pairs + 1, documents)
 
 
 def fixed_weights(domains: Sequence[str]) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from seqarch.errors import UserError
 from seqarch.report.documents import DocumentLosses
-from seqarch.report.estimates import COPIES, TOLERANCE, Gap
+from seqarch.report.estimates import COPIES, TOLERANCE, Gap, half_width
 from seqarch.report.gap import CURVATURE, FinishedModels, fixed_weights, pair_gaps, seed_pairs, tokens_at
 from seqarch.report.runs import Evaluations
 from seqarch.runs.results import NORMAL
@@ -166,6 +168,25 @@ def test_documents_widen_the_interval_by_the_deviation_of_the_paired_difference(
     # of four draws of four documents the last comes up k times, k binomial with variance 4 * 1/4 * 3/4
     of_documents = 0.4 * (4 * 0.25 * 0.75) ** 0.5 / 4
     assert (with_documents**2 - without**2) ** 0.5 == pytest.approx(NORMAL * of_documents, rel=0.1)
+
+
+def test_more_pairs_narrow_only_their_part_of_the_interval():
+    gap = np.array([0.0, 0.0, 0.0, 0.04])
+    candidates = {
+        "it": {s: models(code=2 * IN_DOMAIN + 0.75 * gap * (s - 1), documents=documents(gap)) for s in range(3)}
+    }
+    reference = {s: models(code=2 * IN_DOMAIN, documents=documents(0 * gap)) for s in range(3)}
+    change = gaps_of(candidates, reference)["it"].change
+    assert change is not None
+    assert change.documents == pytest.approx(NORMAL * 0.04 * (4 * 0.25 * 0.75) ** 0.5 / 4, rel=0.1)
+
+    def half(pairs: int) -> float:
+        return np.hypot(half_width(change.variance, change.prior + pairs - 1, pairs), change.documents)
+
+    assert change.half_width == pytest.approx(half(3))
+    needed = next(pairs for pairs in range(4, 21) if abs(change.value) + half(pairs) <= TOLERANCE)
+    assert change.pairs_needed == needed > (replace(change, documents=0.0).pairs_needed or 0)
+    assert replace(change, documents=TOLERANCE).pairs_needed is None
 
 
 def test_a_candidate_that_is_not_yet_through_is_compared_at_the_budgets_it_has():
