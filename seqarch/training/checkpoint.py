@@ -55,7 +55,7 @@ class Training(Checked):
     loops: dict
 
 
-NOTED = ("rows", "curves", "began")
+NOTED = ("rows", "curves", "began", "began_tokens")
 """Numbers that a run's own entry of a checkpoint may hold."""
 TRAINING = tuple(each.name for each in fields(Training))
 

@@ -88,6 +88,8 @@ class LanguageModel(Limited, L.LightningModule):
         self.rewarm_steps = rewarm_steps
         self.began = 0
         """The step of the checkpoint of another run that this run began from."""
+        self.began_tokens = 0
+        """The training tokens until that step, whose sequences may have had another length."""
         self.schedule: Shape | ScheduleFactory = schedule
         self.decay_share = decay_share
         self.base_width = base_width

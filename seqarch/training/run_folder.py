@@ -117,9 +117,11 @@ class RunFolder(L.Callback):
         if newest_checkpoint(self.path):  # one of another run has other hold-outs and rows
             Provenance.of_checkpoint(checkpoint).check(trainer.datamodule, self.path)
             self._noted = noted
-            pl_module.began = noted.get("began", 0)
+            pl_module.began = began = noted.get("began", 0)
+            pl_module.began_tokens = noted.get("began_tokens", _tokens_at(checkpoint, began))
         else:
-            pl_module.began = checkpoint["global_step"]
+            pl_module.began = step = checkpoint["global_step"]
+            pl_module.began_tokens = _tokens_at(checkpoint, step)
             origin = origin_of(self.config)
             data = trainer.datamodule
             same = bool(origin) and continue_text(checkpoint, data, str(origin))
@@ -159,7 +161,7 @@ class RunFolder(L.Callback):
         noted = checkpoint["seqarch"]
         noted["sources"] = {**self._read_before, **noted["sources"]}  # what a run before this one has read counts too
         if began := getattr(pl_module, "began", 0):
-            noted["began"] = began
+            noted |= {"began": began, "began_tokens": pl_module.began_tokens}
         for logger in trainer.loggers:
             logger.save()
             if isinstance(logger, CurvesLogger):
@@ -202,6 +204,13 @@ class RunFolder(L.Callback):
             path.unlink()
         for path in filter(Path.exists, self._new):
             path.rmdir()
+
+
+def _tokens_at(checkpoint: dict[str, Any], step: int) -> int:
+    """The training tokens of the run that wrote a checkpoint until one of its steps."""
+    noted, data = checkpoint["seqarch"], checkpoint["TextDataModule"]
+    a_step, began = data["sequences_per_step"] * data["sequence_length"], noted.get("began", 0)
+    return noted.get("began_tokens", began * a_step) + (step - began) * a_step
 
 
 def _recount_batches(checkpoint: dict[str, Any], accumulation: int) -> None:

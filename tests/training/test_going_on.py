@@ -108,6 +108,18 @@ def test_other_text_begins_at_its_start_and_both_count_as_trained_on(parent, go_
     assert content(new)["seqarch"]["sources"] == saved["seqarch"]["sources"]
 
 
+def test_tokens_of_steps_with_sequences_of_another_length_stay_as_they_are(go_on):
+    options = {"data.sequence_length": 24, "checkpoint.every_n_steps": 2}
+    expected = {step: 4 * 4 * 48 + (step - 4) * 4 * 24 for step in (5, 6, 7, 8)}
+    new = go_on(**options)
+    assert {int(row["step"]): int(row["tokens"]) for row in curves(new)} == expected
+    before, _ = interrupted(new)
+    go_on(**options)
+    assert curves(new) == before
+    third = go_on("third", **{"from": new, "data.sequence_length": 48, "trainer.max_steps": 9})
+    assert [int(row["tokens"]) for row in curves(third)] == [expected[8] + 4 * 48]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

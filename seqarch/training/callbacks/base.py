@@ -13,7 +13,9 @@ from seqarch.arguments import Limited, Steps
 
 def log(trainer: Any, metrics: Mapping[str, float]) -> None:
     """Give scalars to every logger of the run, at the number of optimizer steps done."""
-    tokens = trainer.global_step * trainer.datamodule.sequences_per_step * trainer.datamodule.sequence_length
+    module, data = trainer.lightning_module, trainer.datamodule
+    since = (trainer.global_step - module.began) * data.sequences_per_step * data.sequence_length
+    tokens = module.began_tokens + since
     for logger in trainer.loggers:
         logger.log_metrics({**metrics, "tokens": tokens}, step=trainer.global_step)
 
