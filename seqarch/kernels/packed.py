@@ -15,29 +15,27 @@ def documents(cu_seqlens: Tensor, length: int) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop in all_documents(cu_seqlens, length) if start < stop]
 
 
-def cut_documents(
-    cu_seqlens: Tensor, size: int, count: int, length: int, *, complete: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut each of the documents in a row of `length` tokens into pieces of at most `size`. Reads nothing on the host.
+def complete_chunks(cu_seqlens: Tensor, size: int, length: int) -> tuple[Tensor, Tensor]:
+    """The chunks of `size` tokens from the start of each document on, without a shorter one at its end.
+
+    Nothing is read on the host.
 
     Args:
         cu_seqlens: `[N + 1]` borders of the documents.
-        size: tokens of a piece.
-        count: number of pieces to return.
+        size: tokens of a chunk.
         length: tokens of the row.
-        complete: leave out the shorter piece at the end of a document.
 
     Returns:
-        The first piece of each document, `[N + 1]`. For `count` pieces, the last of which may be empty, the document
-        and the first token of each; `length` for an empty one. All are int32.
+        The first chunk of each document, `[N + 1]`. And the first token of each, `[length // size]`; `length` where
+        there is no chunk. Both are int32.
     """
-    pieces = (cu_seqlens.diff() + (0 if complete else size - 1)) // size
-    first = F.pad(pieces.cumsum(0, dtype=torch.int32), (1, 0))
-    piece = torch.arange(count, device=cu_seqlens.device, dtype=torch.int32)
+    chunks = cu_seqlens.diff() // size
+    first = F.pad(chunks.cumsum(0, dtype=torch.int32), (1, 0))
+    chunk = torch.arange(length // size, device=cu_seqlens.device, dtype=torch.int32)
     # in all of `first`, since Inductor of torch 2.11 cannot search in a slice
-    document = (torch.searchsorted(first, piece, right=True, out_int32=True) - 1).clamp_max(pieces.shape[0] - 1)
-    starts = cu_seqlens[document] + (piece - first[document]) * size
-    return first, document, torch.where(piece < first[-1], starts, length).to(torch.int32)
+    document = (torch.searchsorted(first, chunk, right=True, out_int32=True) - 1).clamp_max(chunks.shape[0] - 1)
+    starts = cu_seqlens[document] + (chunk - first[document]) * size
+    return first, torch.where(chunk < first[-1], starts, length).to(torch.int32)
 
 
 def per_document(op: Callable[..., Tensor], tensors: tuple[Tensor | None, ...], cu_seqlens: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from seqarch.arguments import Count, Interval
 from seqarch.kernels import attention_entropy, flops, softmax_attention, top1_chunk_attention
 from seqarch.kernels.blocks import expand_heads, over_query_blocks, positions, scores
-from seqarch.kernels.packed import cut_documents
+from seqarch.kernels.packed import complete_chunks
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, is_tracked, longest_document
 from seqarch.kernels.top1_chunk.op import heaviest_chunks, mean_keys
 from seqarch.mixers.attention import CoreAttention
@@ -135,7 +135,7 @@ class NSACore(AttentionCore):
         """
         size, length, queries = self.chunk_size, k.shape[1], q.shape[1]
         longest = min(longest_document(k, cu_seqlens) or length, length)
-        first, _, starts = cut_documents(cu_seqlens, size, length // size, length, complete=True)
+        first, starts = complete_chunks(cu_seqlens, size, length)
         places = starts.clamp_max(length - size).unsqueeze(1) + torch.arange(size, device=k.device)
         means = [at_least_float32(t[0, places]).mean(1) for t in (k, v)]
         blocks = -(-queries // longest)

@@ -171,7 +171,7 @@ def test_segments_tile_the_documents(borders: list[int]) -> None:
         assert found.first[row] == len(wanted)
         wanted += [(start, min(start + 32, b), row) for start in range(a, b, 32)]
     assert found.first[-1] == len(wanted)
-    triples = list(zip(found.begins.tolist(), found.ends.tolist(), found.rows.tolist(), strict=True))
+    triples = list(zip(found.begins.tolist(), found.ends.tolist(), found.documents.tolist(), strict=True))
     assert triples[: len(wanted)] == wanted
     assert all(a == b for a, b, _ in triples[len(wanted) :])
     slots = [begin // 16 + i + k for i, (begin, end, _) in enumerate(wanted) for k in range(-(-(end - begin) // 16))]

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from seqarch.kernels import select_chunks
-from seqarch.kernels.top1_chunk.layout import chunk_layout
 from seqarch.kernels.top1_chunk.op import chunk_masses
 from tests.kernels import naive
 
@@ -57,7 +56,7 @@ def assert_heaviest(chunks, q, k, scale):
 def described(k, chunk_size=C, cu_seqlens=None, K=1):
     from seqarch.kernels.top1_chunk import triton as kernels
 
-    return kernels._described(k, chunk_layout(k.shape[1], chunk_size, cu_seqlens, k.device), chunk_size, 1, K)
+    return kernels._described(k, kernels.chunk_layout(k.shape[1], chunk_size, cu_seqlens), chunk_size, 1, K)
 
 
 CASES = [*((name, 1000) for name in HARD), ("near ties", 0), ("drift", 0)]

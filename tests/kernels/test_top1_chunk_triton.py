@@ -13,7 +13,6 @@ import torch
 
 from seqarch.errors import UserError
 from seqarch.kernels import attention_entropy, select_chunks, top1_chunk_attention
-from seqarch.kernels.top1_chunk.layout import bucket_queries, chunk_layout, tiles
 from tests.kernels import naive
 
 pytestmark = pytest.mark.usefixtures("interpreter", "poison")
@@ -120,7 +119,7 @@ def test_full_lists_beside_short_ones(monkeypatch):
     q = torch.nn.functional.normalize(q + q[:, :1], dim=-1)
     q *= torch.tensor([0.1, 100.0, 0.1, 0.1, 100.0, 100.0, 100.0, 100.0]).repeat_interleave(64)[:500, None, None]
     cu_seqlens = torch.tensor([0, 1, 250, 250, 420, 500], dtype=torch.int32)
-    layout = chunk_layout(500, 16, cu_seqlens, q.device)
+    layout = kernels.chunk_layout(500, 16, cu_seqlens)
     groups = kernels.candidates(q, k, layout, 16, 1.0)[2].view(2, 4, 2).all(2)
     assert groups.any()
     assert not groups.all()
@@ -335,7 +334,7 @@ def test_bounds_rule_chunks_out(scale, some):
 
     q, k, _ = (t.detach().float() for t in naive.draw(1, 320, 1, 16, normalised=True))
     q = torch.nn.functional.normalize(q + q[:, :1], dim=-1)
-    layout = chunk_layout(320, 16, None, q.device)
+    layout = kernels.chunk_layout(320, 16, None)
     lists, counts, full, longest = kernels.candidates(q, k, layout, 16, scale)
     assert longest.item() == pytest.approx(k.norm(dim=-1).max().item(), rel=1e-5)
     everything = [min(own, 19) for own in (3, 7, 11, 15, 19)]
@@ -364,7 +363,7 @@ def test_covariances_are_bounded_where_they_may_rule_a_chunk_out(scale, C, D):
     trace, largest = eigenvalues.sum(1), eigenvalues[:, -1]
     R = 2 * scale * centred.norm(dim=-1).amax(1)
     kept = 2 * scale * (R.exp() - 1 - R) / R**2 * trace / min(C, D) > 2 * chunks.norm(dim=-1).amax(1)
-    bound = kernels._chunk_stats(k, chunk_layout(6 * C, C, None, k.device), C, q, scale)[2][2, 0].double()
+    bound = kernels._chunk_stats(k, kernels.chunk_layout(6 * C, C, None), C, q, scale)[2][2, 0].double()
     wanted = torch.where(kept, trace, eigenvalues.pow(8).sum(1) ** (1 / 8))
     torch.testing.assert_close(bound, 1.01 * wanted, rtol=1e-3, atol=0)
     assert (bound > largest).all()
@@ -374,7 +373,9 @@ def test_covariances_are_bounded_where_they_may_rule_a_chunk_out(scale, C, D):
 @pytest.mark.parametrize("borders", [[0, 100], [0, 1, 17, 17, 60, 100], [0, 0, 100]])
 def test_layout(borders):
     """Slots tile the sequence, restart at each document, and know their positions."""
-    layout = chunk_layout(100, 16, torch.tensor(borders, dtype=torch.int32), torch.device("cpu"))
+    from seqarch.kernels.top1_chunk.layout import chunk_layout
+
+    layout = chunk_layout(100, 16, torch.tensor(borders, dtype=torch.int32))
     starts, first = [], []
     for a, b in itertools.pairwise(borders):
         first += [len(starts)] * (b - a)
@@ -389,6 +390,8 @@ def test_layout(borders):
 
 
 def test_buckets_and_tiles():
+    from seqarch.kernels.top1_chunk.layout import bucket_queries, tiles
+
     keys = torch.randint(0, 29, (800,), dtype=torch.int32)
     order, offsets = bucket_queries(keys, 28)
     assert sorted(order.tolist()) == list(range(800))
@@ -408,6 +411,8 @@ def test_buckets_and_tiles():
 @pytest.mark.parametrize("counts", [[16, 16, 16], [15, 17, 0, 31, 8], [800], [0, 100, 1, 16, 7]])
 def test_full_tiles(counts):
     """There is room for all of them, even if every segment is just large enough for two."""
+    from seqarch.kernels.top1_chunk.layout import tiles
+
     offsets = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
     segment, first = tiles(offsets, 8, sum(counts), full=True)
     assert segment.shape[0] == sum(counts) // 8

@@ -10,8 +10,7 @@ from seqarch.errors import UserError
 from seqarch.kernels.blocks import alibi_bias, causal_mask, over_query_blocks, positions, scores
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import autocast_cast, check_attention, default_scale
-from seqarch.kernels.top1_chunk.layout import chunks_per_query
-from seqarch.kernels.top1_chunk.op import chunk_obstacle, per_query, top1_chunk_mask
+from seqarch.kernels.top1_chunk.op import chunk_obstacle, chunks_per_query, per_query, top1_chunk_mask
 
 
 def attention_entropy(

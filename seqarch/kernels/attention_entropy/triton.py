@@ -13,7 +13,8 @@ from torch import Tensor
 
 from seqarch.kernels.flops import causal_keys, chunk_keys, last_queries
 from seqarch.kernels.launch import operator, padded, precision, rows, sizes, strides
-from seqarch.kernels.top1_chunk.layout import chunk_layout, chunks_per_query, tiles
+from seqarch.kernels.top1_chunk.layout import chunk_layout, tiles
+from seqarch.kernels.top1_chunk.op import chunks_per_query
 from seqarch.kernels.top1_chunk.triton import sorted_queries
 from seqarch.kernels.top1_chunk.triton_attend import gather_rows, load_keys, local_block, sorted_rows
 from seqarch.kernels.top1_chunk.triton_select import LOG2E, slot_start
@@ -171,7 +172,7 @@ def top1_chunk_entropy(
     """As the public `attention_entropy` with chunks."""
     B, Tq, Tk, H, HK, D = sizes(q, k)
     q, k, chunks = rows(q), rows(k), chunks.contiguous()
-    layout = chunk_layout(Tk, chunk_size, cu_seqlens, q.device)
+    layout = chunk_layout(Tk, chunk_size, cu_seqlens)
     packed, K = cu_seqlens is not None, chunks_per_query(chunks)
     (order, offsets), segments = sorted_queries(chunks, k, layout, chunk_size)
     remote = torch.zeros(3, K, B, H, Tq, dtype=torch.float32, device=q.device)

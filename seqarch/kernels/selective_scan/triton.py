@@ -2,17 +2,17 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator, token_rows
-from seqarch.kernels.packed import cut_documents
 from seqarch.kernels.selective_scan.op import scan_flops
 from seqarch.kernels.selective_scan.triton_scan import backward_kernel, carry_kernel, chain_kernel, forward_kernel
 from seqarch.kernels.tensors import is_tracked
+from seqarch.kernels.triton_documents import Pieces, cut_into_pieces
 
 CHANNELS = 32
 """Channels of one program, which is one warp."""
@@ -31,19 +31,6 @@ STATES_ACROSS_LANES = {"forward": 2, "backward": 4}
 over channels do; only the backward pass has them."""
 
 
-class Segments(NamedTuple):
-    """Where programs begin and end among the `B * T` tokens; a row is a sequence or a document."""
-
-    begins: Tensor
-    """`[segments]` int32."""
-    ends: Tensor
-    """`[segments]` int32; where it is the beginning, the segment is empty."""
-    rows: Tensor
-    """`[segments]` int32: the row of each."""
-    first: Tensor
-    """`[rows + 1]` int32: the first segment of each row."""
-
-
 def segment_length(B: int, T: int, d: int, processors: int) -> int:
     """Tokens of a segment: all, where rows and channels keep the GPU busy; 32-bit offsets bound it."""
     parts = max(processors * PROGRAMS_PER_PROCESSOR // (B * triton.cdiv(d, CHANNELS)), 1)
@@ -52,22 +39,20 @@ def segment_length(B: int, T: int, d: int, processors: int) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _equal_segments(B: int, T: int, length: int, device: torch.device) -> Segments:
+def _equal_segments(B: int, T: int, length: int, device: torch.device) -> Pieces:
     parts = triton.cdiv(T, length)
     segment = torch.arange(B * parts, device=device, dtype=torch.int32)
     rows = segment // parts
     begins = rows * T + segment % parts * length
     first = torch.arange(B + 1, device=device, dtype=torch.int32) * parts
-    return Segments(begins, torch.minimum(begins + length, (rows + 1) * T), rows, first)
+    return Pieces(begins, torch.minimum(begins + length, (rows + 1) * T), rows, first)
 
 
-def segments_of(B: int, T: int, length: int, cu_seqlens: Tensor | None, device: torch.device) -> Segments:
-    """Rows cut into segments of at most `length` tokens. Nothing is read on the host; some at the end may be empty."""
+def segments_of(B: int, T: int, length: int, cu_seqlens: Tensor | None, device: torch.device) -> Pieces:
+    """Segments of at most `length` of the `B * T` tokens, for programs; each row counts as a document."""
     if cu_seqlens is None:
         return _equal_segments(B, T, length, device)
-    first, rows, begins = cut_documents(cu_seqlens, length, T // length + cu_seqlens.shape[0] - 1, T)
-    ends = torch.minimum(begins + length, cu_seqlens[rows + 1])
-    return Segments(begins, torch.maximum(begins, ends), rows, first)
+    return cut_into_pieces(cu_seqlens, length, T)
 
 
 class _Launch:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from seqarch.kernels.launch import ANY_LAYOUT, common_factor, gradient_of, operator, token_rows
 from seqarch.kernels.short_convolution.op import UNIT_EPS
-from seqarch.kernels.tensors import document_positions
+from seqarch.kernels.triton_documents import positions_in_documents
 
 EPS = tl.constexpr(UNIT_EPS)
 
@@ -311,4 +311,4 @@ def _contiguous(t: Tensor | None) -> Tensor | None:
 
 
 def _positions(x: Tensor, cu_seqlens: Tensor | None) -> Tensor | None:
-    return None if cu_seqlens is None else document_positions(x, cu_seqlens=cu_seqlens).int()
+    return None if cu_seqlens is None else positions_in_documents(cu_seqlens, x.shape[1])

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from seqarch.kernels.launch import gradient_of, operator, padded, precision, token_rows
 from seqarch.kernels.packages import is_hopper
-from seqarch.kernels.packed import cut_documents
 from seqarch.kernels.ssd.op import log_decays
 from seqarch.kernels.ssd.triton_chunks import (
     decay_gradient_kernel,
@@ -19,6 +18,7 @@ from seqarch.kernels.ssd.triton_chunks import (
     state_kernel,
     step_kernel,
 )
+from seqarch.kernels.triton_documents import cut_into_pieces
 
 ENOUGH_PROGRAMS = 512
 """Programs that keep a GPU busy. With fewer chunks, several programs share the heads of a group."""
@@ -86,10 +86,8 @@ def chunks_of(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Chunks:
     if cu_seqlens is None:
         return Chunks(size, batch * triton.cdiv(length, size), batch, length)
     documents = cu_seqlens.shape[0] - 1
-    count = length // size + documents
-    first, document, starts = cut_documents(cu_seqlens, size, count, length)
-    stops = torch.minimum(starts + size, cu_seqlens[document + 1])
-    return Chunks(size, count, documents, length, cu_seqlens, first, starts, stops)
+    pieces = cut_into_pieces(cu_seqlens, size, length)
+    return Chunks(size, len(pieces.begins), documents, length, cu_seqlens, pieces.first, pieces.begins, pieces.ends)
 
 
 class Shapes(NamedTuple):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from seqarch.kernels.packed import cut_documents
+from seqarch.kernels.triton_documents import cut_into_pieces, pieces_of_tokens
 
 
 class Layout(NamedTuple):
@@ -22,22 +22,13 @@ class Layout(NamedTuple):
     """`[Tk]` int32: the first slot of each position's document. None without documents."""
 
 
-def chunks_per_query(chunks: Tensor) -> int:
-    """K of a selection `[B, Tq, H]` (1) or `[B, Tq, H, K]`."""
-    return 1 if chunks.dim() == 3 else chunks.shape[3]
-
-
-def chunk_layout(length: int, chunk_size: int, cu_seqlens: Tensor | None, device: torch.device) -> Layout:
+def chunk_layout(length: int, chunk_size: int, cu_seqlens: Tensor | None) -> Layout:
     """The slots of `length` keys; each document of `cu_seqlens` starts a new one. Nothing is read on the host."""
     if cu_seqlens is None:
         return Layout(-(-length // chunk_size))
-    slots = length // chunk_size + cu_seqlens.shape[0] - 1
-    first_slot, _, starts = cut_documents(cu_seqlens, chunk_size, slots + 1, length)
-    position = torch.arange(length, device=device, dtype=torch.int32)
-    document = torch.searchsorted(cu_seqlens, position, right=True) - 1
-    first = first_slot[document]
-    own = first + (position - cu_seqlens[document]) // chunk_size
-    return Layout(slots, starts, own.to(torch.int32), first.to(torch.int32))
+    pieces = cut_into_pieces(cu_seqlens, chunk_size, length, more=1)
+    own, first = pieces_of_tokens(cu_seqlens, pieces, chunk_size, length)
+    return Layout(len(pieces.begins) - 1, pieces.begins, own, first)
 
 
 class Buckets(NamedTuple):

@@ -11,7 +11,6 @@ from seqarch.kernels.blocks import over_query_blocks, positions, scores, sdpa
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.packed import per_document
 from seqarch.kernels.tensors import at_least_float32, autocast_cast, check_attention, check_shapes, default_scale
-from seqarch.kernels.top1_chunk.layout import chunks_per_query
 
 Selection = Literal["exact", "approx"]
 CHUNK_SIZE = 128
@@ -186,6 +185,11 @@ def select_chunks_reference(
         means = mean_keys(k, chunk_size) if selection == "approx" and chunk_means is None else chunk_means
         options = {"means": means, "scale": scale, "chunk_size": chunk_size, "remote_chunks": remote_chunks}
         return over_query_blocks(_select, q, (k,), multiple=chunk_size, **options)
+
+
+def chunks_per_query(chunks: Tensor) -> int:
+    """K of a selection `[B, Tq, H]` (1) or `[B, Tq, H, K]`."""
+    return 1 if chunks.dim() == 3 else chunks.shape[3]
 
 
 def mean_keys(k: Tensor, chunk_size: int) -> Tensor:

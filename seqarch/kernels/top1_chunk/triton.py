@@ -7,7 +7,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from seqarch.kernels.flops import chunk_keys, last_queries, selected
 from seqarch.kernels.launch import gradient_of, in_token_rows, operator, padded, precision, rows, sizes, strides
-from seqarch.kernels.top1_chunk.layout import Buckets, Layout, bucket_queries, chunk_layout, chunks_per_query, tiles
+from seqarch.kernels.top1_chunk.layout import Buckets, Layout, bucket_queries, chunk_layout, tiles
+from seqarch.kernels.top1_chunk.op import chunks_per_query
 from seqarch.kernels.top1_chunk.triton_approx import list_kernel, select_approx_kernel, select_high_kernel
 from seqarch.kernels.top1_chunk.triton_attend import (
     add_extra_kernel,
@@ -138,7 +139,7 @@ def select(
     remote_chunks: int,
 ) -> Tensor:
     q, k = rows(q), rows(k)
-    layout = chunk_layout(k.shape[1], chunk_size, cu_seqlens, q.device)
+    layout = chunk_layout(k.shape[1], chunk_size, cu_seqlens)
     chunks = _no_chunks(q, k, remote_chunks)
     if selection == "exact":
         _select_exact(q, k, chunks, layout, chunk_size, scale, remote_chunks)
@@ -293,7 +294,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output. And group after group, the log-sum-exp `[B, H, Tq]` in base 2 and the sorted queries of `Buckets`."""
     q, k, v = rows(q), rows(k), rows(v)
-    layout = chunk_layout(k.shape[1], chunk_size, cu_seqlens, q.device)
+    layout = chunk_layout(k.shape[1], chunk_size, cu_seqlens)
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     groups = zip(*(t.chunk(_groups(q, k, chunks), 2) for t in (q, k, v, chunks, o)), strict=True)
     found = [_attend(*group, layout, chunk_size, scale) for group in groups]
@@ -328,7 +329,7 @@ def _attend(q, k, v, chunks, o, layout, chunk_size, scale):
 def backward(do, q, k, v, chunks, chunk_size, scale, cu_seqlens, o, lse, order, offsets):
     """dq, dk and dv."""
     q, k, v, do = rows(q), rows(k), rows(v), rows(do)
-    layout = chunk_layout(k.shape[1], chunk_size, cu_seqlens, q.device)
+    layout = chunk_layout(k.shape[1], chunk_size, cu_seqlens)
     dq, dk, dv = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
     groups, K = _groups(q, k, chunks), chunks_per_query(chunks)
     tensors = (t.chunk(groups, 2) for t in (q, k, v, do, o, dq, dk, dv))
