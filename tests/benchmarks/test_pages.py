@@ -81,8 +81,8 @@ def test_what_110m_parameters_show() -> None:
     written = [list(row.values()) for row in read_csv(sizes.RESULTS / "medium/sizes.csv")]
     assert written == [[str(value) for value in point] for point in sizes.points()]
     for loss in sizes.LOSSES:
-        assert [sizes.order_of_110m(loss, sizes.BUDGETS[n]) for n in (1, -1)] == ["9 of 10"] * 2
-    assert sizes.order_of_110m("gap", sizes.BUDGETS[2]) == "20 of 21"
+        assert sizes.order_of_110m(loss, sizes.BUDGETS[1]) == "9 of 10"
+    assert [sizes.order_of_110m("gap", tokens) for tokens in sizes.BUDGETS[2:]] == ["20 of 21", "13 of 15"]
     budgets = ({model: gap for model, *_, gap, _ in sizes.points(tokens)} for tokens in sizes.BUDGETS)
     first, second, early, last = budgets
     assert all(abs(early[model] - last[model]) < 0.03 for model in ("transformer", "top1_chunk", "window_256"))
@@ -90,6 +90,7 @@ def test_what_110m_parameters_show() -> None:
     assert 0 < early["rwkv7"] < early["top1_chunk"]
     assert first["delta_net"] < 0 < second["delta_net"] < early["delta_net"] < last["delta_net"] - 0.03
     assert 0 < last["delta_net"] - last["window_256"] < 0.01 > abs(last["delta_net"] - raw("delta_net"))
+    assert early["mamba2"] - 0.09 > last["mamba2"] > last["delta_net"]
     assert float(sizes.copying_at_110m("65.5M")) < float(sizes.copying_at_110m("524M")) / 2
     assert raw("window_128") > 1.5 * last["window_256"]
 
