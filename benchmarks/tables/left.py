@@ -59,18 +59,28 @@ def _shell() -> list[str]:
     return [speed.keeps_long("top1_chunk"), f"{ms[softmax, '(step)'] / (whole - selection + least):.1f}"]
 
 
-def _prompts(name: str, products: int) -> list[str]:
-    """Tokens per second of prompts in compiled passes, and of `products` of all queries and keys, and of weights."""
+def _compiled(name: str) -> dict[str, str]:
     *_, row = (row for row in speed.read("generation") if (row["name"], row["mode"]) == (name, "compiled"))
+    return row
+
+
+def compiled_prompts(name: str) -> str:
+    """Tokens per second of prompts in compiled passes."""
+    return speed.rounded(_compiled(name)["prefill_tokens_per_s"])
+
+
+def _prompts(name: str) -> list[str]:
+    """`compiled_prompts`, and those of one product of all queries and keys and the products with weights."""
+    row = _compiled(name)
     batch, length = int(row["batch_size"]), int(row["prompt"])
-    attention = products * LAYERS * batch * _products((str(length), *SMALL[1:])) / 1e3
+    attention = LAYERS * batch * _products((str(length), *SMALL[1:])) / 1e3
     weights = 2 * int(row["parameters"]) * batch * length / _rate("bf16 product")
-    return [speed.rounded(row["prefill_tokens_per_s"]), speed.rounded(str(batch * length / (attention + weights)))]
+    return [compiled_prompts(name), speed.rounded(str(batch * length / (attention + weights)))]
 
 
-def _training(name: str, products: str = "bf16") -> list[str]:
+def _training(name: str) -> list[str]:
     """The fastest step of a recipe: tokens per second, and those of its own operations at the rate of `limits`."""
-    rows = (row for row in speed.read("aims") if (row["name"], row["products"]) == (name, products))
+    rows = (row for row in speed.read("aims") if (row["name"], row["products"]) == (name, "bf16"))
     row = max(rows, key=lambda row: float(row["tokens_per_s"]))
     operations = float(row["mfu"]) * PEAK_TFLOPS["H200"] * 1e12  # per second
     return [speed.rate(row), speed.hundreds(float(row["tokens_per_s"]) * _rate("bf16 product") / operations)]
@@ -100,12 +110,8 @@ def left() -> Table:
             *("joined launches", "gaps between kernels, and products with a bias"),
         ],
         [
-            *("16 prompts of 51,200 tokens, exact chunks, tokens/s", "600,000", *_prompts("top1_chunk_110m", 1)),
+            *("16 prompts of 51,200 tokens, exact chunks, tokens/s", "600,000", *_prompts("top1_chunk_110m")),
             *("keys by descriptors, compiled passes, fewer covariances", "exponentials of the selection"),
-        ],
-        [
-            *("the same, `transformer_pp_110m`", "400,000", *_prompts("transformer_pp_110m", 2)),
-            *("compiled passes, cuDNN in two parts", "FlashAttention-4, not timed in whole passes"),
         ],
         [
             *("`transformer_pp_110m` in training, tokens/s", "590,000", *_training("transformer_pp_110m")),
@@ -114,10 +120,6 @@ def left() -> Table:
         [
             *("`transformer_pp_1b`, the same", "66,000", *_training("transformer_pp_1b")),
             *("FlashAttention-4, FP8", "the same"),
-        ],
-        [
-            *("`transformer_pp_1b`, FP8 products; floor in bf16", "80,000", *_training("transformer_pp_1b", "fp8")),
-            *("scales by tensor and by row", "both with FlashAttention-4, not timed"),
         ],
         [
             *("`rwkv7_110m` in training (25 % MFU), tokens/s", "352,000", *_training("rwkv7_110m")),
