@@ -26,10 +26,12 @@ class ModelGaps:
     group: Group
     reference: str
     finished: Gap | None = None
-    """`None` for runs without branches, whose gap during training is a draft."""
+    """`None` where `unfinished` says why, and for runs without branches: their gap during training is a draft."""
     draft: Draft | None = None
     refusal: str = ""
     """The reason why there is no gap during training."""
+    unfinished: str = ""
+    """The reason why there is no gap between finished models, if any run has branches."""
 
     @property
     def by_domain(self) -> dict[str, float]:
@@ -49,9 +51,10 @@ class ModelGaps:
             return f"{self.refusal[:1].upper()}{self.refusal[1:]}."
         domain, value = list(self.draft.gaps.items())[-1]
         where = f"averaged over {self.group.average}" if domain == MEAN else f"on {role.one}{domain}"
+        why = self.unfinished or "finished models (--branches.at) give one"
         return (
             f"{name} against {self.reference}, a draft: {value:+.3f} nats per token {where} at the same {role.equal} "
-            "during training. It has no interval; finished models (--branches.at) give one."
+            f"during training. It has no interval; {why}."
         )
 
 
@@ -147,7 +150,8 @@ class Findings:
             draft = draft_gap(group.steady, self.reference.steady, names=names)
         except UserError as error:
             refusal = str(error)
-        return ModelGaps(group, self.reference.name, self.finished.get(group.name), draft, refusal)
+        finished, unfinished = self.finished.get(group.name), self.unfinished.get(group.name, "")
+        return ModelGaps(group, self.reference.name, finished, draft, refusal, unfinished)
 
     @cached_property
     def finished(self) -> dict[str, Gap]:

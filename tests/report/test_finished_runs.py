@@ -94,6 +94,8 @@ def test_a_model_without_branches_has_a_draft_and_no_verdict(tmp_path):
     assert sentence.startswith("bare against base, a draft: +0.2")
     assert not re.search("worse|better|difference|verdict", sentence)
     assert "no gap for bare: it has a finished model at one budget" in found.unfinished["bare"]
+    assert sentence.endswith(f"It has no interval; {found.unfinished['bare']}.")
+    assert found.only(["base", "bare"]).comparisons["bare"].sentence == sentence
 
 
 def test_a_model_with_other_branches_is_left_out_and_the_others_keep_their_gaps(tmp_path):
