@@ -76,13 +76,15 @@ class Laws:
         self._index = np.array([self.models.index(point.model) for point in points])
         self._sizes = np.log([point.parameters for point in points])
         self._tokens = np.log([point.tokens for point in points])
-        self._losses = np.array([point.loss for point in points])
+        losses = np.array([point.loss for point in points])
+        self._unit = 10.0 ** np.floor(np.log10(losses.min()))  # limits and starts of the fit hold for losses from 1 to 10
+        self._losses = losses / self._unit
         self._centre = self._sizes.mean(), self._tokens.mean()
         self._runs = np.unique([f"{each.model} {each.rung} {each.seed}" for each in points], return_inverse=True)[1]
 
     @cached_property
     def fit(self) -> np.ndarray:
-        """The parameters: E, then log A, a, log B and b of each model, in units of the mean size and tokens."""
+        """The parameters: E, then log A, a, log B and b of each model, in units of the mean size, tokens and a loss."""
         lowest = self._losses.min()
         starts = [
             np.r_[share * lowest, np.tile([np.log((1 - share) * lowest / 2), slope, np.log(0.1), slope], self._n)]
@@ -129,16 +131,20 @@ class Laws:
         weights = np.exp(likelihoods - likelihoods.max())
         return weights / weights.sum(), variances, len(errors)
 
-    def loss(self, model: str, parameters: float, tokens: float, fit: np.ndarray | None = None) -> np.ndarray:
-        """The loss that a law gives, nats per token; for `refits` one for each draw, `[draws]`."""
-        floor, (log_b, b), at = self._parts(model, parameters, tokens, self.fit if fit is None else fit)
-        return floor + np.exp(log_b - b * at)
+    @property
+    def floor(self) -> float:
+        """E, in the unit of the losses."""
+        return float(self.fit[0] * self._unit)
+
+    def loss(self, model: str, parameters: float, tokens: float) -> float:
+        """The loss that a law gives, in the unit of the losses."""
+        return float(self._loss(model, parameters, tokens, self.fit) * self._unit)
 
     def saving(self, model: str, reference: Point, parameters: float) -> Saving:
         """The tokens with which a model of this size has the loss of the reference's law at a point, over its own."""
         ratios = []
         for fit in (self.fit, self.refits):
-            target = self.loss(reference.model, reference.parameters, reference.tokens, fit)
+            target = self._loss(reference.model, reference.parameters, reference.tokens, fit)
             floor, (log_b, b), at = self._parts(model, parameters, reference.tokens, fit)
             with np.errstate(divide="ignore", invalid="ignore"):
                 needed = (log_b - np.log(np.maximum(target - floor, 0.0))) / b
@@ -149,6 +155,11 @@ class Laws:
     @property
     def _n(self) -> int:
         return len(self.models)
+
+    def _loss(self, model: str, parameters: float, tokens: float, fit: np.ndarray) -> np.ndarray:
+        """The loss that a law gives, in units of the fit; for `refits` one for each draw, `[draws]`."""
+        floor, (log_b, b), at = self._parts(model, parameters, tokens, fit)
+        return floor + np.exp(log_b - b * at)
 
     def _parts(
         self, model: str, parameters: float, tokens: float, fit: np.ndarray

@@ -153,7 +153,7 @@ class Summary:
             shown = ["reference"] if model == self.reference else [_interval(tokens)]
             rows.append([model, f"{a:.2f}", f"{b:.2f}", *shown, saved, _interval(time)])
         between, within = self.laws.noise
-        noise = f"E = {self.laws.fit[0]:.3f} for all. Noise: {between:.2%} between runs, {within:.2%} within."
+        noise = f"E = {self.laws.floor:.3f} for all. Noise: {between:.2%} between runs, {within:.2%} within."
         return f"{_section(title, rows)}\n\n{noise}"
 
     def _decisions(self) -> str:

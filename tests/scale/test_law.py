@@ -48,6 +48,16 @@ def test_exact_losses_give_the_true_saving():
     assert found.ratio == pytest.approx(true_ratio(), rel=0.01)
 
 
+@pytest.mark.parametrize("unit", [1000.0, 1e-4])
+def test_the_unit_of_the_losses_changes_no_saving(unit):
+    points = simulated(np.random.default_rng(0))
+    scaled = [replace(point, loss=unit * point.loss) for point in points]
+    assert saved(scaled, 10).ratio == pytest.approx(true_ratio(), rel=0.01)
+    assert Laws(scaled).floor == pytest.approx(unit * FLOOR, rel=0.01)
+    end = points[-1]
+    assert Laws(scaled).loss("mixer", end.parameters, end.tokens) == pytest.approx(unit * end.loss, rel=1e-3)
+
+
 def test_intervals_hold_the_true_saving():
     random = np.random.default_rng(1)
     found = [saved(simulated(random, seeds=2, between=0.001, within=0.001), 40) for _ in range(20)]
