@@ -27,6 +27,8 @@ from seqarch.scale.losses import Point
 DRAWS = 400
 STEEPEST = 3.0
 """The largest exponent."""
+WIDEST = 30
+"""The losses of runs that diverged, more times the lowest, fit no law."""
 SHARES = np.linspace(0.0, 0.95, 20)
 """Shares of the noise's variance that may lie between runs."""
 SPARE = 3
@@ -69,15 +71,15 @@ class Laws:
             for what, found in (("size", {each.rung for each in own}), ("budget", {each.tokens for each in own})):
                 if len(found) < 2:
                     raise UserError(f"no law for {model}: it has finished models at one {what} only")
-        if min(point.loss for point in points) <= 0:
-            raise UserError("no laws: they need losses above zero")
+        losses = np.array([point.loss for point in points])
+        if not 0 < losses.min() <= losses.max() < WIDEST * losses.min():
+            raise UserError(f"no laws: they need losses above zero and below {WIDEST} times the lowest one")
         if len(points) < (least := 1 + 4 * len(self.models) + SPARE):
             raise UserError(f"no laws: they need {least} finished models, not {len(points)}: train more sizes or seeds")
         self._index = np.array([self.models.index(point.model) for point in points])
         self._sizes = np.log([point.parameters for point in points])
         self._tokens = np.log([point.tokens for point in points])
-        losses = np.array([point.loss for point in points])
-        self._unit = 10.0 ** np.floor(np.log10(losses.min()))  # limits and starts of the fit hold for losses from 1 to 10
+        self._unit = 10.0 ** np.floor(np.log10(losses.min()))  # the fit's limits are for losses from 1 to 10
         self._losses = losses / self._unit
         self._centre = self._sizes.mean(), self._tokens.mean()
         self._runs = np.unique([f"{each.model} {each.rung} {each.seed}" for each in points], return_inverse=True)[1]
@@ -104,7 +106,8 @@ class Laws:
             scale = np.sqrt(variances[k] * freedom / random.chisquare(freedom))
             between = np.sqrt(SHARES[k]) * random.normal(size=self._runs.max() + 1)[self._runs]
             noise = scale * (between + np.sqrt(1 - SHARES[k]) * random.normal(size=len(fitted)))
-            fits.append(self._solve(fitted * np.exp(noise), self.fit)[0])
+            with np.errstate(all="ignore"):  # a draw of much noise overflows
+                fits.append(self._solve(fitted * np.exp(noise), self.fit)[0])
         return np.array(fits)
 
     @cached_property
@@ -146,9 +149,9 @@ class Laws:
         for fit in (self.fit, self.refits):
             target = self._loss(reference.model, reference.parameters, reference.tokens, fit)
             floor, (log_b, b), at = self._parts(model, parameters, reference.tokens, fit)
-            with np.errstate(divide="ignore", invalid="ignore"):
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 needed = (log_b - np.log(np.maximum(target - floor, 0.0))) / b
-            ratios.append(np.exp(needed - at))
+                ratios.append(np.exp(needed - at))
         low, high = np.quantile(ratios[1], (0.025, 0.975), method="nearest")
         return Saving(float(ratios[0]), float(low), float(high))
 
@@ -194,7 +197,7 @@ class Laws:
         high = np.r_[losses.min(), np.tile([3.0, STEEPEST, 3.0, STEEPEST], self._n)]
         solution = least_squares(
             lambda fit: self._predicted(fit) / losses - 1,
-            np.clip(start, low + 1e-6, high - 1e-6),
+            np.clip(start, low + 1e-6 * (high - low), high - 1e-6 * (high - low)),
             jac=lambda fit: self._slopes(fit) / losses[:, None],  # pyright: ignore[reportArgumentType]
             bounds=(low, high),
             max_nfev=200,

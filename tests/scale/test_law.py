@@ -89,6 +89,17 @@ def test_losses_that_are_not_above_zero_have_no_law():
     points = simulated(np.random.default_rng(0))
     with pytest.raises(UserError, match="they need losses above zero"):
         Laws([replace(points[0], loss=0.0), *points[1:]])
+    with pytest.raises(UserError, match="no laws: they need losses above zero and below 30 times the lowest one"):
+        Laws([replace(points[0], loss=1e300), *points[1:]])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("loss", [12.0, 50.0])
+def test_a_run_that_diverged_leaves_nothing_certain(loss):
+    points = simulated(np.random.default_rng(0))
+    found = saved([*points[:-2], replace(points[-2], loss=loss), points[-1]], 40)
+    assert found.low < 0.1
+    assert found.high == math.inf
 
 
 def test_too_few_finished_models_have_no_law():
