@@ -193,6 +193,8 @@ class Mixer(Layer):
     """What `forward` has parameters for; read from its signature."""
 
     def __init_subclass__(cls, **options: Any) -> None:
+        if init := vars(cls).get("__init__"):
+            _name_the_place(init)
         super().__init_subclass__(**options)
         if "ops" in cls.__dict__:
             cls.kernels = kernels_of(OPS[name] for name in cls.ops)
@@ -293,6 +295,17 @@ class Mixer(Layer):
             raise UserError(f"{type(self).__name__} does not support {what[capability]}")
         if (needed := {"decode": "state", "packed": "cu_seqlens"}.get(capability)) and needed not in self.takes:
             raise UserError(f"{type(self).__name__} says that it can do '{capability}', but forward takes no {needed}")
+
+
+def _name_the_place(init: Any) -> None:
+    """Have the signature of a constructor name what the model gives, in place of `*args`: options come after it."""
+    parameters = [*inspect.signature(init).parameters.values()]
+    first = next((i for i, each in enumerate(parameters) if each.kind is each.VAR_POSITIONAL), None)
+    if first is not None and all(each.default is each.empty for each in parameters[:first]):
+        place = [name for name in GIVEN_BY_THE_MODEL if name not in {each.name for each in parameters}]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters[first : first + 1] = [inspect.Parameter(name, kind, annotation=int) for name in place]
+        init.__signature__ = inspect.Signature(parameters)
 
 
 def reset_children(module: nn.Module) -> None:

@@ -4,7 +4,19 @@ import inspect
 
 import pytest
 
+from seqarch.arguments import Count
+from seqarch.errors import UserError
+from seqarch.experiment.checker import options_of, parser_of_class
 from seqarch.mixers.attention import Attention, CoreAttention
+from seqarch.mixers.base import GIVEN_BY_THE_MODEL
+
+
+class PassesOn(Attention):
+    """Hands on what it does not know, as PyTorch users do."""
+
+    def __init__(self, *args, reach: Count = 3, **kwargs):
+        super().__init__(*args, window=8, **kwargs)
+        self.reach = reach
 
 
 def test_a_constructor_has_the_place_and_the_required_options_of_its_parent_first():
@@ -23,3 +35,12 @@ def test_the_place_goes_by_position_and_by_name():
 def test_missing_and_unknown_options_are_refused(options):
     with pytest.raises(TypeError, match=r"n_heads|windw|core"):
         Attention(8, 1, 2, **options)
+
+
+def test_a_constructor_with_args_has_its_own_options_and_those_of_its_parent():
+    options = options_of(parser_of_class(PassesOn, len(GIVEN_BY_THE_MODEL)))
+    assert {"reach", "n_heads", "position"} <= options.keys()
+    assert not {"window", *GIVEN_BY_THE_MODEL} & options.keys()
+    assert PassesOn(8, 0, 2, n_heads=2).reach == 3
+    with pytest.raises(UserError, match="reach must be at least 1, not 0"):
+        PassesOn(8, 0, 2, n_heads=2, reach=0)
