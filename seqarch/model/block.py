@@ -130,8 +130,9 @@ class Block(Limited, nn.Module):
             canon = self.mixer_canon, state and state.mixer_canon, cu_seqlens
             x = _plus(x, self.mixer, self.mixer_norm, canon, piece, **options)
             for name, loss in (added or {}).items():
-                if loss.dim():
-                    raise UserError(f"{type(self.mixer).__name__} adds a loss '{name}' of {tuple(loss.shape)}, not 0-d")
+                if not isinstance(loss, Tensor) or loss.dim():
+                    by = f"{type(self.mixer).__name__} adds a loss '{name}'"
+                    raise UserError(f"{by} of {_described(loss)}, not a 0-d tensor")
                 carry[ADDED + name] = carry[ADDED + name] + loss if ADDED + name in carry else loss
         if self.feed_forward is not None and self.feed_forward_norm is not None:
             options = {"state": state.feed_forward if state else None, "cu_seqlens": cu_seqlens}
@@ -173,7 +174,7 @@ class Block(Limited, nn.Module):
 def _plus(
     x: Tensor, layer: nn.Module, norm: nn.Module, canon: tuple[Any, ...], piece: Piece | None, **options: Any
 ) -> Tensor:
-    """`x + layer(canon(norm(x)))`, where the layer gets autocast's dtype. Refuses what a sum would broadcast.
+    """`x + layer(canon(norm(x)))`, where the layer gets autocast's dtype. Refuses what a sum would broadcast or widen.
 
     `canon` is a Canon layer or `None`, its state and the borders of documents.
     """
@@ -183,7 +184,12 @@ def _plus(
         output = in_turn(layer, inputs, piece, options)
     else:
         output = layer(inputs, **options)
-    if not (isinstance(output, Tensor) and output.shape == x.shape):
-        what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(f"{type(layer).__name__} returned {what}, not a tensor of its input's shape {tuple(x.shape)}")
-    return x + output
+    total = x + output if isinstance(output, Tensor) and output.shape == x.shape else None
+    if total is None or autocast_dtype(total) != autocast_dtype(x):
+        expected = f"a tensor of its input's shape {_described(inputs)}"
+        raise UserError(f"{type(layer).__name__} returned {_described(output)}, not {expected}")
+    return total
+
+
+def _described(found: Any) -> str:
+    return f"{tuple(found.shape)} in {found.dtype}" if isinstance(found, Tensor) else type(found).__name__

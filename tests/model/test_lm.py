@@ -359,10 +359,11 @@ def test_projections_to_the_residual_stream_may_start_unscaled(scaled, std):
         (lambda x: x[..., :16], r"\(2, 9, 16\)"),
         (lambda x: (x, None), "tuple"),
         (lambda x: None, "NoneType"),
+        (lambda x: x.double(), r"\(2, 9, 32\) in torch.float64"),
     ],
 )
 @pytest.mark.parametrize("part", ["Layer", "GeGLU"])
-def test_a_layer_that_gives_another_shape_is_refused(output, what, part, monkeypatch):
+def test_a_layer_that_gives_another_shape_or_a_wider_dtype_is_refused(output, what, part, monkeypatch):
     class Layer(Mixer):
         def forward(self, x):
             return x if part == "GeGLU" else output(x)
@@ -370,5 +371,18 @@ def test_a_layer_that_gives_another_shape_is_refused(output, what, part, monkeyp
     if part == "GeGLU":
         monkeypatch.setattr(GeGLU, "forward", lambda self, x, **options: output(x))
     lm = build(mixers={"layer": Layer})
-    with pytest.raises(UserError, match=rf"{part} returned {what}, not a tensor of its input's shape \(2, 9, 32\)"):
+    with pytest.raises(UserError, match=rf"{part} returned {what}.*, not a tensor of its input's shape \(2, 9, 32\)"):
         lm(torch.randint(0, V, (2, 9)))
+
+
+def test_a_layer_may_give_float32_under_autocast_only():
+    class Layer(Mixer):
+        def forward(self, x):
+            return x.float()
+
+    lm = build(mixers={"layer": Layer})
+    tokens = torch.randint(0, V, (2, 9))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert lm(tokens).dtype == torch.bfloat16
+    with pytest.raises(UserError, match=r"Layer returned \(2, 9, 32\) in torch.float32, not .* in torch.bfloat16"):
+        lm.bfloat16()(tokens)

@@ -133,15 +133,18 @@ def test_micro_batches_of_documents_have_the_weight_of_their_targets() -> None:
         torch.testing.assert_close(sum(modules[0].built().added.values()), expected)
 
 
-def test_a_loss_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("loss", "what"), [(lambda x: x[..., 0], r"\(2, 12\) in torch.float32"), (lambda x: 0.5, "float")]
+)
+def test_a_loss_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, loss: Any, what: str) -> None:
     def forward(self: Any, x: Tensor, losses: Losses) -> Tensor:
-        losses["balance"] = x[..., 0]
+        losses["balance"] = loss(x)
         return x
 
     lm = copy.deepcopy(build())
     monkeypatch.setattr(Balanced, "forward", forward)
     monkeypatch.setattr(Balanced, "takes", frozenset({"losses"}))
-    with pytest.raises(UserError, match=r"Balanced adds a loss 'balance' of \(2, 12\), not 0-d"):
+    with pytest.raises(UserError, match=f"Balanced adds a loss 'balance' of {what}, not a 0-d tensor"):
         lm(ROWS[:, :-1], ROWS[:, 1:], added=1.0)
 
 
