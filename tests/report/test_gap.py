@@ -171,9 +171,9 @@ def test_documents_widen_the_interval_by_the_deviation_of_the_paired_difference(
 
 
 def test_more_pairs_narrow_only_their_part_of_the_interval():
-    gap = np.array([0.0, 0.0, 0.0, 0.04])
+    gap = np.array([0.0, 0.0, 0.02, 0.06])
     candidates = {
-        "it": {s: models(code=2 * IN_DOMAIN + 0.75 * gap * (s - 1), documents=documents(gap)) for s in range(3)}
+        "it": {s: models(code=2 * IN_DOMAIN + 0.5 * gap * (s - 1), documents=documents(gap)) for s in range(3)}
     }
     reference = {s: models(code=2 * IN_DOMAIN, documents=documents(0 * gap)) for s in range(3)}
     change = gaps_of(candidates, reference)["it"].change
@@ -298,6 +298,16 @@ def test_a_drift_over_three_budgets_is_not_settled():
     assert verdict([0.3, 0.2, 0.185, 0.17]).unsettled.startswith("it drifts over three budgets, so train to about 160M")
     assert verdict([0.3, 0.2, 0.185, 0.2]).settled
     assert verdict([0.3, 0.2, 0.199, 0.198]).settled
+    both = verdict([0.3, 0.2, 0.185, 0.17], spread=0.008)  # by more than half of the interval, each change by less
+    assert 0.015 < both.headline.standardised.half_width < 0.03
+    assert both.unsettled.startswith("it drifts")
+
+
+def test_a_gap_at_one_budget_is_not_settled():
+    fast = dict.fromkeys(range(2), shifted(0.0, IN_DOMAIN[:2]))
+    found = gaps_of({"it": dict.fromkeys(range(2), shifted(0.2, IN_DOMAIN[:2] + 0.05))}, fast)["it"]
+    assert (len(found.budgets), found.change) == (1, None)
+    assert found.sentence("it", "base").endswith("finish models at two budgets or more")
 
 
 def test_one_pair_settles_nothing_and_says_how_many_would():
