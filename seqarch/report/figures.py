@@ -59,8 +59,9 @@ DODGE = 1.02
     "Each point is an evaluation. A finished model, whose learning rate has fallen to zero, or else the last point is "
     "large; a run's course between several finished models is faint. Both losses fall while a model trains, so a run "
     "moves to the right and down. At the same horizontal position runs have the same {equal}: the lower curve has the "
-    "lower {loss}. On the dashed line both losses are equal. The axes begin where the first quarter of "
-    "training ends; with more than seven models, where the first half ends. scatter.csv has every point.",
+    "lower {loss}. On the dashed line both losses are equal. The axes show the course after "
+    "the first quarter of training (with more than seven models, after the first half) and each run's longest finished "
+    "model. scatter.csv has every evaluation.",
 )
 def scatter(findings: Findings) -> Picture | None:
     """In-domain loss against the loss of each compared domain and their mean, a panel each, with the identity line.
@@ -73,17 +74,20 @@ def scatter(findings: Findings) -> Picture | None:
     late = LATE_FRAME if findings.many else FRAME
     ends = [run.finished_models() or run.evaluations.at(np.array([-1])) for _, run in findings.runs]
     for axes, domain in zip(shown, findings.domains, strict=True):
-        kept = []
+        kept, large = [], []
         for (group, run), models in zip(findings.runs, ends, strict=True):
             points = run.evaluations
             x, y = points.in_domain, points.with_mean()[domain]
             notes = _notes(findings, run, points.step, y, title(domain, findings.domains))
             style = _line(findings, group, len(y), large=axes is shown[-1], linewidth=0.9)
             figure.plot(axes, group.name, x, y, notes, **style, alpha=TRUNK if len(models.tokens) > 1 else 1)
-            large = findings.styles[group.name].line(markersize=7.5, zorder=3, linestyle="none")
-            axes.plot(models.in_domain, models.with_mean()[domain], **large)
-            kept.append(np.stack([x, y])[:, points.tokens >= late * points.tokens.max()])
-        frame(axes, *np.concatenate(kept, axis=1), spare=0.1 if findings.many else 0.6)
+            large.append(np.stack([models.in_domain, models.with_mean()[domain]], axis=1))
+            kept += [np.stack([x, y], axis=1)[points.tokens >= late * points.tokens.max()], large[-1][-1:]]
+        frame(axes, *np.concatenate(kept).T, spare=0.1 if findings.many else 0.6)
+        for (group, _), models in zip(findings.runs, large, strict=True):
+            inside = [point for point in models if axes.viewLim.contains(*point)]
+            style = findings.styles[group.name].line(markersize=7.5, zorder=3, linestyle="none")
+            axes.plot(*np.transpose(inside), **style, clip_on=False)  # whole at the edge too
     _label_domains(findings, figure, shown, findings.role.loss)
     return figure
 

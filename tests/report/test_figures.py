@@ -398,6 +398,32 @@ def test_the_scatter_shows_finished_models_large_and_the_course_between_them_fai
     assert sorted(opaque for each in lines if (opaque := each.get_alpha())) == [0.35, 1]
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    """Two models, and one whose run was stopped early but has a longer finished model."""
+    folder = tmp_path_factory.mktemp("stopped")
+    runs = [write_run(folder / name, name, gap=gap) for name, gap in (("transformer_pp", 0.0), ("mamba2", 0.1))]
+    runs.append(write_run(folder / "rwkv7", "rwkv7", gap=-0.5, steps=80, facts={"status": "stopped"}))
+    for run in runs:
+        for steps in (8, 400):
+            write_run(branch_path(run, steps), run.name, gap=-0.5 * (run.name == "rwkv7"), steps=steps, every=4)
+    return Findings.read(runs)
+
+
+def test_the_scatter_frames_the_longest_finished_model_of_each_run(stopped):
+    figure = drawn.scatter.draw(stopped)
+    assert figure is not None
+    for domain, axes in zip(stopped.domains, figure.axes, strict=True):
+        large = [np.asarray(line.get_xydata()) for line in axes.lines if line.get_markersize() == 7.5]
+        for (_, run), markers in zip(stopped.runs, large, strict=True):
+            models = run.finished_models()
+            assert models is not None
+            longest = models.in_domain[-1], models.with_mean()[domain][-1]
+            assert longest in map(tuple, markers)
+            assert all(axes.viewLim.contains(*marker) for marker in markers), "none is half outside"
+            assert len(markers) < len(models.tokens), "the first one lies in the first quarter of training"
+
+
 def test_without_branches_there_is_no_figure_of_budgets(found):
     assert drawn.budgets.draw(found) is None
 
