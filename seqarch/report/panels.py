@@ -57,6 +57,8 @@ STYLE: dict[Any, Any] = {
 }
 ROW, TWO_LINES = 0.27, 0.34
 """Inches of a row of `row_panels`, and where names take two lines."""
+STRIP = 0.12
+"""Height of the strip for the note of `frame`, as a share of the height of the points."""
 BLANK = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 IDENTITY = {"color": "#777777", "linestyle": (0, (2, 2)), "linewidth": 1.1}
 
@@ -199,7 +201,8 @@ def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
     """Limits around the points, in-domain loss falling to the right, and as much of the identity line as fits.
 
     A third of the identity line stays in view if it adds at most the share `spare` to the height of the points.
-    A note names the line, or says how far away it is.
+    A note names the line, or says how far it is from the closest point. It has a strip below all points for itself,
+    and stands at the end of the strip that the line leaves free.
     """
     left, right = padded(x)[::-1]
     bottom, top = padded(y)
@@ -207,19 +210,17 @@ def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
     wanted = min(bottom, left - third), max(top, right + third)
     if wanted[1] - wanted[0] <= (1 + spare) * (top - bottom):
         bottom, top = wanted
+    strip = STRIP * (top - bottom)
+    bottom -= strip
     axes.plot([left, right], [left, right], zorder=1, **IDENTITY)
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
-    below, above = bottom - left, right - top
-    away = max(below, above)
-    note = f"identity line {away:.2g} nats {'below' if below > 0 else 'above'}" if away > 0 else "dashed: identity"
-    share = (y - bottom) / (top - bottom)
-    points = np.where(above > 0, 1 - share, share) < 0.15
-    in_left_half = x > (left + right) / 2
-    on_left = (points & in_left_half).sum() <= (points & ~in_left_half).sum()  # the corner with fewer points
+    note = "dashed: identity"
+    if left < bottom or right > top:
+        note = f"identity line {abs(y - x).min():.2g} nats {'below' if left < bottom else 'above'}"
+    on_right = (left + right) / 2 < bottom + strip / 2 < left
     look: dict[str, Any] = {"color": "#666666", "fontsize": 8, "bbox": BLANK, "transform": axes.transAxes}
-    place: dict[str, Any] = {"ha": "left" if on_left else "right", "va": "top" if above > 0 else "bottom"}
-    axes.text(0.02 if on_left else 0.98, 0.97 if above > 0 else 0.03, note, **look, **place)
+    axes.text(0.98 if on_right else 0.02, 0.03, note, ha="right" if on_right else "left", va="bottom", **look)
 
 
 def log_axis(axes: Axes, marks: Sequence[float] | None = None) -> None:

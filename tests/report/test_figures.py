@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import BboxBase
 
@@ -19,7 +20,7 @@ from seqarch.report import Findings
 from seqarch.report import figures as drawn
 from seqarch.report.draft import Draft
 from seqarch.report.findings import ModelGaps
-from seqarch.report.panels import STYLE, wrap
+from seqarch.report.panels import STYLE, frame, wrap
 from seqarch.report.roles import HOLD_OUT, OOD
 from seqarch.report.runs import load_run
 from seqarch.report.styles import LOOKS, styles
@@ -422,6 +423,30 @@ def test_the_scatter_frames_the_longest_finished_model_of_each_run(stopped):
             assert longest in map(tuple, markers)
             assert all(axes.viewLim.contains(*marker) for marker in markers), "none is half outside"
             assert len(markers) < len(models.tokens), "the first one lies in the first quarter of training"
+
+
+@pytest.mark.parametrize("kind", ["found", "many", "capable", "stopped"])
+def test_the_note_on_the_identity_line_lies_on_no_curve(kind, request):
+    with matplotlib.rc_context(STYLE):
+        figure = drawn.scatter.draw(request.getfixturevalue(kind))
+        assert figure is not None
+        figure.draw_without_rendering()
+    for axes in figure.axes:
+        (note,) = axes.texts
+        box = note.get_window_extent()
+        for line in axes.lines:
+            assert not line.get_transform().transform_path(line.get_path()).intersects_bbox(box, filled=False), note
+
+
+@pytest.mark.parametrize(("height", "side"), [(3.9, "left"), (1.9, "right"), (1.1, "left"), (0.5, "left")])
+def test_the_note_stands_at_the_end_that_the_identity_line_leaves_free(height, side):
+    axes = Figure().subplots()
+    x = np.linspace(1, 2, 9)
+    frame(axes, x, np.linspace(height, height + 1, 9), spare=0.6)
+    (note,) = axes.texts
+    assert note.get_ha() == side
+    assert note.get_text() == ("identity line 2.9 nats below" if height == 3.9 else "dashed: identity")
+    assert axes.get_ylim()[0] < height
 
 
 def test_without_branches_there_is_no_figure_of_budgets(found):
