@@ -269,9 +269,10 @@ def _entropies(findings: Findings, *, implied: bool) -> Picture | None:
         for layer, logged in curves.items():
             curve = _thin(logged)
             notes = _notes(findings, run, curve.step, curve.value, f"layer {layer}:")
-            figure.plot(axes, "", curve.tokens / scale, curve.value, notes, color=colours[layer], linewidth=1.3)
+            style = {"color": colours[layer], "linewidth": 1.3, "marker": "." if len(curve.value) == 1 else None}
+            figure.plot(axes, "", curve.tokens / scale, curve.value, notes, **style)
         axes.set_title(wrap(run.name, int(10 * axes.get_position().width * figure.get_figwidth())))
-        axes.set_xlim(left=0)
+    shown[0].set_xlim(left=0)  # all share it, so that it comes after the longest run
     norm = BoundaryNorm(np.arange(depth + 1) - 0.5, depth)
     bar = figure.colorbar(ScalarMappable(norm, ListedColormap(colours)), ax=shown, aspect=30, pad=0.02)
     bar.set_ticks([int(tick) for tick in MaxNLocator(12, integer=True).tick_values(0, depth - 1) if 0 <= tick < depth])
@@ -358,7 +359,7 @@ def _over_tokens(findings: Findings, names: Mapping[str, str]) -> tuple[Picture,
                 notes = _notes(findings, run, curve.step, curve.value, name)
                 figure.plot(axes, group.name, curve.tokens / scale, curve.value, notes, **style)
         axes.set_title(name)
-        axes.set_xlim(left=0)
+    shown[0].set_xlim(left=0)
     figure.supxlabel(f"tokens seen ({unit})")
     return figure, shown
 

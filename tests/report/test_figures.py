@@ -449,6 +449,19 @@ def test_the_note_stands_at_the_end_that_the_identity_line_leaves_free(height, s
     assert axes.get_ylim()[0] < height
 
 
+def test_the_entropy_of_a_longer_run_is_not_cut(tmp_path):
+    runs = [write_run(tmp_path / name, name, steps=steps) for name, steps in (("short", 100), ("long", 400))]
+    figure: Any = drawn.entropy.draw(Findings.read(runs))
+    for line in figure.plotted:
+        low, high = line.axes.get_xlim()
+        assert low == 0 < line.x.max() <= high
+
+
+def test_the_entropy_of_a_single_evaluation_is_drawn_as_markers(tmp_path):
+    figure: Any = drawn.entropy.draw(Findings.read([write_run(tmp_path / "a", "a", steps=4, every=4)]))
+    assert [line.get_marker() for line in figure.axes[0].lines] == ["."] * 4
+
+
 def test_without_branches_there_is_no_figure_of_budgets(found):
     assert drawn.budgets.draw(found) is None
 
