@@ -101,7 +101,7 @@ def loss_by_position(findings: Findings) -> Picture | None:
                 paired = [(a, b, *one.difference) for a, b, one in known if one.difference is not None]
                 _by_position(figure, shown[column + len(domains)], findings, group.name, paired)
         shown[column].set_title(domain)
-    log_axis(shown[0], sorted({stop for _, _, stop in places.values()})[:: -1 - (len(domains) > 1)])
+    log_axis(shown[0], sorted({stop for _, _, stop in places.values()}))
     if compared:
         for axes in shown[len(domains) :]:
             axes.axhline(0, zorder=1, **IDENTITY)

@@ -57,6 +57,8 @@ STYLE: dict[Any, Any] = {
 }
 ROW, TWO_LINES = 0.27, 0.34
 """Inches of a row of `row_panels`, and where names take two lines."""
+LABEL = 0.6
+"""Inches between two numbers on a logarithmic axis, at least."""
 STRIP = 0.12
 """Height of the strip for the note of `frame`, as a share of the height of the points."""
 BLANK = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
@@ -226,15 +228,20 @@ def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
 def log_axis(axes: Axes, marks: Sequence[float] | None = None) -> None:
     """A logarithmic horizontal axis with numbers as people read them, at `marks` or about every factor of 3.
 
-    Call it once for all panels that share the axis, after everything is drawn: matplotlib 3.9.0 takes what is drawn on
-    a logarithmic axis later for its logarithm.
+    The largest mark has a number, and so do all others that have room. Call it once for all panels that share the axis,
+    after everything is drawn: matplotlib 3.9.0 takes what is drawn on a logarithmic axis later for its logarithm.
     """
     axes.set_xscale("log")
+    left, right = axes.get_xlim()
     if marks is None:
-        left, right = axes.get_xlim()
         powers = range(int(np.floor(np.log10(left))), int(np.ceil(np.log10(right))) + 1)
         marks = [digit * 10.0**power for power in powers for digit in (1, 3) if left <= digit * 10.0**power <= right]
-    axes.set_xticks(marks, [readable(mark) for mark in marks])
+    apart = (right / left) ** (LABEL * axes.figure.dpi / axes.bbox.width)
+    kept: list[float] = []
+    for mark in sorted(marks, reverse=True):
+        if not kept or kept[-1] >= apart * mark:
+            kept.append(mark)
+    axes.set_xticks(kept[::-1], [readable(mark) for mark in kept[::-1]])
     axes.set_xticks([], minor=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import asdict
 from importlib.metadata import entry_points
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from seqarch.report import Findings
 from seqarch.report import figures as drawn
 from seqarch.report.draft import Draft
 from seqarch.report.findings import ModelGaps
-from seqarch.report.panels import STYLE, frame, wrap
+from seqarch.report.panels import STYLE, frame, log_axis, wrap
+from seqarch.report.panels import panels as new_panels
 from seqarch.report.roles import HOLD_OUT, OOD
 from seqarch.report.runs import load_run
 from seqarch.report.styles import LOOKS, styles
@@ -460,6 +461,18 @@ def test_the_entropy_of_a_longer_run_is_not_cut(tmp_path):
 def test_the_entropy_of_a_single_evaluation_is_drawn_as_markers(tmp_path):
     figure: Any = drawn.entropy.draw(Findings.read([write_run(tmp_path / "a", "a", steps=4, every=4)]))
     assert [line.get_marker() for line in figure.axes[0].lines] == ["."] * 4
+
+
+@pytest.mark.parametrize(("marks", "shown"), [(range(1, 61), 7), ([1, 7, 30, 60], 4), (None, 7)])
+def test_numbers_on_a_logarithmic_axis_do_not_touch(marks, shown):
+    figure, (axes,) = new_panels(1)
+    axes.plot([1, 60 if marks else 1e15], [0, 1])
+    log_axis(axes, marks)
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert all(left.x1 + 3 < right.x0 for left, right in pairwise(boxes))
+    assert len(boxes) >= shown
+    assert axes.get_xticks()[-1] == (60 if marks else 3e15), "the largest one in view"
 
 
 def test_without_branches_there_is_no_figure_of_budgets(found):
