@@ -132,12 +132,12 @@ def _ends(one: ModelGaps) -> list[float]:
 def _gap(figure: Picture, axes: Axes, findings: Findings, group: Group, domain: str, row: int, large: bool) -> None:
     """A model's dot and interval in its row."""
     look = findings.styles[group.name]
+    shape: dict[str, Any] = {"markersize": 7.5 if large else 6, "linestyle": "-", "linewidth": 1.7}
     if group is findings.reference:
-        axes.plot([0], [row], **look.line(markersize=7.5 if large else 6, linestyle="-", linewidth=1.7))
+        axes.plot([0], [row], **look.line(**shape))
         return
     one = findings.comparisons[group.name]
-    hollow = look.hollow or one.finished is None
-    style = replace(look, hollow=hollow).line(markersize=7.5 if large else 6, linestyle="-", linewidth=1.7)
+    style = replace(look, hollow=one.finished is None).line(**shape)
     if (value := one.by_domain.get(domain)) is not None:
         interval = _ends(one) if domain == findings.domains[-1] else []
         axes.plot(interval, [row] * len(interval), **{**style, "marker": None}, solid_capstyle="butt")
@@ -200,8 +200,7 @@ def budgets(findings: Findings) -> Picture | None:
     for number, (name, gap) in enumerate(findings.finished.items()):
         apart = DODGE ** (number - (len(findings.finished) - 1) / 2)  # so that no interval hides another
         tokens, means = [each.tokens * apart for each in gap.budgets], [each.raw.value for each in gap.budgets]
-        look = findings.styles[name]
-        style = replace(look, hollow=look.hollow or not gap.settled).line()
+        style = replace(findings.styles[name], hollow=not gap.settled).line()
         widths = [each.raw.half_width if np.isfinite(each.raw.half_width) else 0 for each in gap.budgets]
         inside = findings.role.inside
         notes = [

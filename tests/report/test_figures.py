@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import entry_points
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -473,6 +473,21 @@ def test_numbers_on_a_logarithmic_axis_do_not_touch(marks, shown):
     assert all(left.x1 + 3 < right.x0 for left, right in pairwise(boxes))
     assert len(boxes) >= shown
     assert axes.get_xticks()[-1] == (60 if marks else 3e15), "the largest one in view"
+
+
+def test_only_a_gap_that_is_not_settled_is_hollow(capable, monkeypatch):
+    """Whatever the look of its model is."""
+    name = capable.others[0].name
+    looks = {each: replace(look, hollow=True) for each, look in capable.styles.items()}
+    monkeypatch.setitem(vars(capable), "styles", looks)
+    for settled in (True, False):
+        monkeypatch.setattr("seqarch.report.estimates.Gap.settled", settled)
+        figure: Any = drawn.budgets.draw(capable)
+        (face,) = {line.get_markerfacecolor() for line in figure.axes[0].lines[:1]}
+        assert face == (looks[name].colour if settled else "white")
+    figure = drawn.gap.draw(capable)
+    (dot,) = (line for line in figure.axes[0].lines if list(line.get_ydata()) == [1])
+    assert dot.get_markerfacecolor() == looks[name].colour, "it is no draft"
 
 
 def test_without_branches_there_is_no_figure_of_budgets(found):
