@@ -21,6 +21,7 @@ from seqarch.report.capability_figures import CAPABILITIES
 from seqarch.report.draft import EARLY, distance_curve
 from seqarch.report.findings import Findings, ModelGaps
 from seqarch.report.panels import (
+    BLANK,
     IDENTITY,
     Picture,
     Plotted,
@@ -144,7 +145,8 @@ def _gap(figure: Picture, axes: Axes, findings: Findings, group: Group, domain: 
         notes = f"{group.name}\ngap, {domain}: {value:+.4f}{', a draft' if one.finished is None else ''}"
         figure.plot(axes, group.name, [value], [row], [notes], **style)
     elif large:
-        axes.text(0, row, " no gap: too little overlap", va="center", color="#666666", fontsize=8)
+        why: dict[str, Any] = {"va": "center", "color": "#666666", "fontsize": 8, "bbox": BLANK}
+        axes.text(0.02, row, "no gap: too little overlap", transform=axes.get_yaxis_transform(), **why)
 
 
 @report_figure(

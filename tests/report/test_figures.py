@@ -490,6 +490,19 @@ def test_only_a_gap_that_is_not_settled_is_hollow(capable, monkeypatch):
     assert dot.get_markerfacecolor() == looks[name].colour, "it is no draft"
 
 
+def test_the_reason_for_no_gap_stays_in_its_panel_next_to_negative_gaps(tmp_path):
+    runs = [write_run(tmp_path / name, name, gap=gap) for name, gap in (("pp", 0.0), ("a", -1.0), ("b", -2.0))]
+    runs.append(write_run(tmp_path / "slow", "slow", speed=0.01))
+    with matplotlib.rc_context(STYLE):
+        figure: Any = drawn.gap.draw(Findings.read(runs))
+        figure.draw_without_rendering()
+    axes = figure.axes[0]
+    (text,) = axes.texts
+    box = text.get_window_extent()
+    assert axes.bbox.x0 < box.x0
+    assert box.x1 < axes.bbox.x1
+
+
 def test_without_branches_there_is_no_figure_of_budgets(found):
     assert drawn.budgets.draw(found) is None
 
