@@ -279,7 +279,7 @@ def _entropies(findings: Findings, *, implied: bool) -> Picture | None:
     bar.set_ticks([int(tick) for tick in MaxNLocator(12, integer=True).tick_values(0, depth - 1) if 0 <= tick < depth])
     bar.ax.tick_params(length=0)
     bar.set_label("layer, from the input (0) to the output")
-    figure.supxlabel(f"tokens seen ({unit})")
+    figure.supxlabel(f"tokens seen{unit}")
     figure.supylabel(f"{'implied' if implied else 'attention'} entropy (nats)")
     return figure
 
@@ -361,7 +361,7 @@ def _over_tokens(findings: Findings, names: Mapping[str, str]) -> tuple[Picture,
                 figure.plot(axes, group.name, curve.tokens / scale, curve.value, notes, **style)
         axes.set_title(name)
     shown[0].set_xlim(left=0)
-    figure.supxlabel(f"tokens seen ({unit})")
+    figure.supxlabel(f"tokens seen{unit}")
     return figure, shown
 
 

@@ -258,9 +258,9 @@ def title(domain: str, domains: Sequence[str]) -> str:
 
 
 def token_unit(tokens: float) -> tuple[float, str]:
-    """A unit in which numbers of tokens up to `tokens` are short, and its name."""
-    units = ((1e9, "billions"), (1e6, "millions"), (1e3, "thousands"))
-    return next(((size, name) for size, name in units if tokens >= size), (1.0, "tokens"))
+    """A unit in which numbers of tokens up to `tokens` are short, and its name in brackets, if it has one."""
+    units = ((1e9, " (billions)"), (1e6, " (millions)"), (1e3, " (thousands)"))
+    return next(((size, name) for size, name in units if tokens >= size), (1.0, ""))
 
 
 def wrap(text: str, length: int) -> str:

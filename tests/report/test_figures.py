@@ -503,6 +503,12 @@ def test_the_reason_for_no_gap_stays_in_its_panel_next_to_negative_gaps(tmp_path
     assert box.x1 < axes.bbox.x1
 
 
+@pytest.mark.parametrize(("tokens", "words"), [(1, "tokens seen"), (40, "tokens seen (thousands)")])
+def test_the_unit_of_tokens_is_named_once(tmp_path, tokens, words):
+    figure: Any = drawn.losses.draw(Findings.read([write_run(tmp_path / "a", "a", tokens_per_step=tokens)]))
+    assert figure.get_supxlabel() == words
+
+
 def test_without_branches_there_is_no_figure_of_budgets(found):
     assert drawn.budgets.draw(found) is None
 
