@@ -8,7 +8,17 @@ from matplotlib.axes import Axes
 
 from seqarch.report.capabilities import Measured, paired_difference
 from seqarch.report.findings import Findings
-from seqarch.report.panels import IDENTITY, Picture, log_axis, name_lines, panels, report_figure, signed, wrap
+from seqarch.report.panels import (
+    IDENTITY,
+    Picture,
+    log_axis,
+    name_lines,
+    name_panels,
+    panels,
+    report_figure,
+    signed,
+    wrap,
+)
 from seqarch.runs import tags
 
 BANDS = 5
@@ -53,7 +63,7 @@ def passkey(findings: Findings) -> Picture | None:
         axes.grid(visible=False)
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set_yticks(range(BANDS), [f"{(each + 0.5) / BANDS:.1f}" for each in range(BANDS)])
-        axes.set_title(wrap(", ".join(filter(None, (name, *hidden.split("_")))), 28))
+    name_panels(figure, shown, [", ".join(filter(None, (name, *hidden.split("_")))) for name, hidden in maps])
     figure.colorbar(shown[0].images[0], ax=shown, aspect=30, pad=0.02, label="share of passkeys found")
     figure.supxlabel("tokens in the prompt")
     figure.supylabel("depth of the passkey")
@@ -100,7 +110,7 @@ def loss_by_position(findings: Findings) -> Picture | None:
             if compared:
                 paired = [(a, b, *one.difference) for a, b, one in known if one.difference is not None]
                 _by_position(figure, shown[column + len(domains)], findings, group.name, paired)
-        shown[column].set_title(domain)
+    name_panels(figure, shown[: len(domains)], domains)
     log_axis(shown[0], sorted({stop for _, _, stop in places.values()}))
     if compared:
         for axes in shown[len(domains) :]:
@@ -152,7 +162,7 @@ def recall_by_state(findings: Findings) -> Picture | None:
             if value.low is not None and value.high is not None:
                 axes.vlines(size, value.low, value.high, color=style["color"], linewidth=0.9)
         axes.margins(x=0.15)
-        axes.set_title(wrap(tag, 28))
+    name_panels(figure, shown, list(chosen)[:PANELS])
     log_axis(shown[0])
     figure.supxlabel("state of all layers at the training length (elements)")
     figure.supylabel("value of the metric")

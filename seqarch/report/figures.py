@@ -29,6 +29,7 @@ from seqarch.report.panels import (
     label,
     log_axis,
     name_lines,
+    name_panels,
     overview,
     padded,
     panels,
@@ -112,8 +113,8 @@ def gap(findings: Findings) -> Picture | None:
         axes.axvline(0, color=findings.styles[findings.reference.name].colour, linewidth=1.2, zorder=1)
         for row, group in enumerate(findings.ranked):
             _gap(figure, axes, findings, group, domain, row, large=axes is shown[0])
-        axes.set_title(title(domain, domains))
         axes.set_xlim(*limits)
+    name_panels(figure, shown, [title(domain, domains) for domain in domains])
     at = findings.ranked.index(findings.reference)
     for name in (text for axes in shown for text in axes.get_yticklabels()[at : at + 1]):  # none inside of a line
         name.set_fontweight("bold")
@@ -215,7 +216,7 @@ def budgets(findings: Findings) -> Picture | None:
     log_axis(axes, sorted({each.tokens for gap in findings.finished.values() for each in gap.budgets}))
     axes.margins(x=0.06, y=0.1)
     figure.supxlabel("tokens that the finished models were trained with")
-    axes.set_ylabel(f"{findings.role.loss} above {findings.reference.name}\n(nats per token)")
+    axes.set_ylabel(wrap(f"{findings.role.loss} above {findings.reference.name}", 40) + "\n(nats per token)")
     name_lines(figure, findings, order=findings.ranked[::-1], note="reference")
     return figure
 
@@ -272,7 +273,7 @@ def _entropies(findings: Findings, *, implied: bool) -> Picture | None:
             notes = _notes(findings, run, curve.step, curve.value, f"layer {layer}:")
             style = {"color": colours[layer], "linewidth": 1.3, "marker": "." if len(curve.value) == 1 else None}
             figure.plot(axes, "", curve.tokens / scale, curve.value, notes, **style)
-        axes.set_title(wrap(run.name, int(10 * axes.get_position().width * figure.get_figwidth())))
+    name_panels(figure, shown, [run.name for run, _ in layers])
     shown[0].set_xlim(left=0)  # all share it, so that it comes after the longest run
     norm = BoundaryNorm(np.arange(depth + 1) - 0.5, depth)
     bar = figure.colorbar(ScalarMappable(norm, ListedColormap(colours)), ax=shown, aspect=30, pad=0.02)
@@ -333,15 +334,14 @@ FIGURES = (*OF_LOSSES, *CAPABILITIES, entropy, implied_entropy)
 
 def _domain_panels(findings: Findings) -> tuple[Picture, list[Axes]]:
     """A panel per domain. With many models the last panel is large."""
-    return overview(len(findings.domains), len(findings.groups)) if findings.many else panels(len(findings.domains))
+    return overview(len(findings.domains), findings.groups) if findings.many else panels(len(findings.domains))
 
 
 def _label_domains(findings: Findings, figure: Picture, shown: Sequence[Axes], above: str, note: str = "") -> None:
     """Titles, axes and names of a figure with a panel per domain."""
-    for axes, domain in zip(shown, findings.domains, strict=True):
-        axes.set_title(title(domain, findings.domains))
+    name_panels(figure, shown, [title(domain, findings.domains) for domain in findings.domains])
     figure.supxlabel(f"{findings.role.axis} (nats per token): training runs to the right →")
-    figure.supylabel(f"{above} (nats per token)")
+    figure.supylabel(f"{above}\n(nats per token)")
     if findings.many:
         name_lines(figure, findings, order=findings.ranked[::-1], note=note, right_of=shown[-1])
     else:
@@ -359,7 +359,7 @@ def _over_tokens(findings: Findings, names: Mapping[str, str]) -> tuple[Picture,
                 style = _line(findings, group, len(curve.value), markers=15)
                 notes = _notes(findings, run, curve.step, curve.value, name)
                 figure.plot(axes, group.name, curve.tokens / scale, curve.value, notes, **style)
-        axes.set_title(name)
+    name_panels(figure, shown, names.values())
     shown[0].set_xlim(left=0)
     figure.supxlabel(f"tokens seen{unit}")
     return figure, shown

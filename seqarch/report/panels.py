@@ -1,7 +1,7 @@
 """The common parts of a report's figures: style, panels, axes, legends, files."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
@@ -55,10 +55,12 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "seqarch",
 }
-ROW, TWO_LINES = 0.27, 0.34
-"""Inches of a row of `row_panels`, and where names take two lines."""
+ROW = 0.27
+"""Inches of a row of `row_panels`, unless its name takes several lines."""
 LABEL = 0.6
 """Inches between two numbers on a logarithmic axis, at least."""
+BESIDE = 40
+"""The longest line of a legend of many models, which is next to a panel."""
 STRIP = 0.12
 """Height of the strip for the note of `frame`, as a share of the height of the points."""
 BLANK = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
@@ -147,15 +149,16 @@ def panels(count: int, *, sharey: bool = False, columns: int | None = None) -> t
     return figure, shown
 
 
-def overview(count: int, runs: int) -> tuple[Picture, list[Axes]]:
-    """A large panel, which comes last, above `count - 1` small ones, for figures of many runs.
+def overview(count: int, groups: Sequence[Group]) -> tuple[Picture, list[Axes]]:
+    """A large panel, which comes last, above `count - 1` small ones, for figures of many models.
 
-    The large one is high enough for a legend of `runs` next to it.
+    The large one is high enough for a legend of these models next to it.
     """
+    lines = sum(wrap(label(group, "reference"), BESIDE).count("\n") + 1 for group in groups)
     small = count - 1
     columns = min(small, 4)
     rows = -(-small // columns) if small else 0
-    heights = [max(4.1, 0.5 + 0.19 * runs), *([2.2 * rows] if small else [])]
+    heights = [max(4.1, 0.5 + 0.19 * lines), *([2.2 * rows] if small else [])]
     figure = Picture(figsize=(WIDTH, sum(heights) + 0.3), layout="constrained")
     parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     large = parts[0].subplots()
@@ -171,7 +174,7 @@ def overview(count: int, runs: int) -> tuple[Picture, list[Axes]]:
 def row_panels(count: int, names: Sequence[str]) -> tuple[Picture, list[Axes]]:
     """Panels that share their axes, a row per name; one line of panels has a wider first one."""
     columns = min(count, 4)
-    row = TWO_LINES if any("\n" in name for name in names) else ROW
+    row = max(ROW, 0.04 + 0.15 * (1 + max(name.count("\n") for name in names)))
     lines = -(-count // columns)
     widths = [1.7 if lines == 1 else 1.0, *[1.0] * (columns - 1)]
     height = lines * (row * (len(names) + 1) + 0.65) + 0.25
@@ -185,6 +188,15 @@ def row_panels(count: int, names: Sequence[str]) -> tuple[Picture, list[Axes]]:
     shown[0].set_yticks(range(len(names)), names)
     shown[0].set_ylim(len(names) - 0.4, -0.6)
     return figure, shown
+
+
+def name_panels(figure: Picture, shown: Sequence[Axes], names: Iterable[str]) -> None:
+    """Gives panels their titles, in lines that fit. The figure grows with them, so that panels keep their height."""
+    titles = [wrap(name, int(10 * axes.bbox.width / figure.dpi)) for axes, name in zip(shown, names, strict=True)]
+    for axes, each in zip(shown, titles, strict=True):
+        axes.set_title(each)
+    rows = len({round(axes.bbox.y0) for axes in shown})
+    figure.set_figheight(figure.get_figheight() + 0.17 * rows * max(each.count("\n") for each in titles))
 
 
 def first(grid: np.ndarray, count: int) -> list[Axes]:
@@ -316,19 +328,22 @@ def _end(axes: Axes, lines: Sequence[Plotted]) -> float:
 def _legend(figure: Picture, findings: Findings, names: dict[str, str], right_of: Axes | None) -> None:
     lines = [Line2D([], [], **findings.styles[name].line(markersize=6)) for name in names]
     blank = ["x"] * len(names)
+    width = 28 if right_of is None else BESIDE if len(names) > DIRECT else 24
+    wrapped = [wrap(name, width) for name in names.values()]
+    heights = [name.count("\n") + 1 for name in wrapped]
     if right_of is not None:
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02), "borderaxespad": 0.0}
         made = right_of.legend(lines, blank, handlelength=2.6, fontsize=8.5 if len(names) <= 20 else 7.5, **place)
+        figure.set_figheight(max(figure.get_figheight(), 0.19 * sum(heights) + 0.5))
     else:
-        names = {group: wrap(name, 28) for group, name in names.items()}
-        longest = max(len(line) for name in names.values() for line in name.split("\n"))
+        longest = max(len(line) for name in wrapped for line in name.split("\n"))
         columns = max(1, min(len(names), int(figure.get_figwidth() / (0.085 * longest + 0.7))))
         made = figure.legend(lines, blank, loc="outside upper left", ncols=columns, handlelength=2.6)
         # Rows past the third would take their height from the panels.
-        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, -(-len(names) // columns) - 3))
-    for text, name in zip(made.get_texts(), names.values(), strict=True):
-        width = 40 if len(names) > DIRECT else 24
-        text.set_text(name if right_of is None else wrap(name, width))  # later: it drops names that begin with _
+        rows = max(sum(column) for column in np.array_split(heights, columns))
+        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, rows - 3))
+    for text, name in zip(made.get_texts(), wrapped, strict=True):
+        text.set_text(name)  # later: it drops names that begin with _
 
 
 def label(group: Group, note: str = "") -> str:

@@ -126,18 +126,14 @@ def texts(figure) -> dict[str, BboxBase]:
     return {f"{i} {text.get_text()}": Text.get_window_extent(text) for i, text in enumerate(dict.fromkeys(shown))}
 
 
-@pytest.fixture(scope="module")
-def capable(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    """Two models with everything that a figure can show."""
-    folder = tmp_path_factory.mktemp("capable")
+def write_capable(folder: Path, names: dict[str, float], domains: tuple[str, ...] = ("code", "legal")) -> Findings:
+    """Models with everything that a figure can show, by their gaps."""
     runs = []
-    for name, gap in (("transformer_pp", 0.0), ("a_mixer_from_another_package_with_a_long_name", 0.1)):
-        tag = "implied_entropy" if gap else "entropy"
-        run = write_run(
-            folder / name, name, gap=gap, entropy_tag=tag, facts={"state_elements": 300_000 if gap else 90_000}
-        )
+    for number, (name, gap) in enumerate(names.items()):
+        tag, facts = "implied_entropy" if gap else "entropy", {"state_elements": 90_000 * 4**number}
+        run = write_run(folder / f"{number}", name, gap=gap, entropy_tag=tag, facts=facts, domains=domains)
         for steps in (100, 200):
-            write_run(branch_path(run, steps), name, gap=gap, steps=steps)
+            write_run(branch_path(run, steps), name, gap=gap, steps=steps, domains=domains)
         for length in (8192, 65536):
             found = {f"passkey/{length}/contains": np.ones(50), "depth": np.linspace(0, 1, 50)}
             write_samples(run, f"passkey_{length}", found, group="passkey", settings={"length": length})
@@ -148,13 +144,27 @@ def capable(tmp_path_factory: pytest.TempPathFactory) -> Findings:
     return Findings.read(runs)
 
 
-@pytest.mark.parametrize("kind", ["many", "capable"])
-def test_no_text_of_any_figure_is_clipped_or_lies_on_another(kind, request):
-    findings = request.getfixturevalue(kind)
+@pytest.fixture(scope="module")
+def capable(tmp_path_factory: pytest.TempPathFactory) -> Findings:
+    gaps = {"transformer_pp": 0.0, "a_mixer_from_another_package_with_a_long_name": 0.1}
+    return write_capable(tmp_path_factory.mktemp("capable"), gaps)
+
+
+EVERY = len(drawn.FIGURES) - 1  # all but the figure of `recall_probe`
+
+
+@pytest.mark.parametrize(("kind", "count"), [("many", 5), ("capable", EVERY), (4, EVERY), (7, EVERY)])
+def test_no_text_of_any_figure_is_clipped_or_lies_on_another(kind, count, request, tmp_path):
+    """A number as `kind` means so many models, whose names and a domain's take several lines."""
+    if isinstance(kind, int):
+        gaps = {f"a mixer from another package with a very {'x' * 60} {i} of them": 0.05 * i for i in range(kind)}
+        findings = write_capable(tmp_path, gaps, ("a_domain_from_the_web_with_a_long_name", "code", "legal"))
+    else:
+        findings = request.getfixturevalue(kind)
     with matplotlib.rc_context(STYLE):
         pictures = {figure.name: figure.draw(findings) for figure in drawn.FIGURES}
         drawn_ones = {name: picture for name, picture in pictures.items() if picture is not None}
-        assert len(drawn_ones) == (len(drawn.FIGURES) - 1 if kind == "capable" else 5)
+        assert len(drawn_ones) == count
         for name, picture in drawn_ones.items():
             boxes = texts(picture)
             for text, box in boxes.items():
@@ -162,6 +172,31 @@ def test_no_text_of_any_figure_is_clipped_or_lies_on_another(kind, request):
                 assert picture.bbox.padded(0.5).contains(box.x1, box.y1), (name, text)
             for (one, box), (other, its) in combinations(boxes.items(), 2):
                 assert not box.padded(-1).overlaps(its), (name, one, other)
+            least = 1.1 if name != "gap" else 0.3  # rows of a gap figure are 0.27 inches high
+            assert all(axes.bbox.height > least * picture.dpi for axes in picture.axes), name
+
+
+@pytest.mark.parametrize("count", [5, 12])
+def test_a_legend_next_to_a_panel_takes_no_height_from_it(tmp_path, count):
+    names = [f"model {i} of a package with {'a very ' * 9}long name" for i in range(count)]
+    with matplotlib.rc_context(STYLE):
+        runs = [write_run(tmp_path / name, name, gap=i / 50) for i, name in enumerate(names)]
+        figure: Any = drawn.scatter.draw(Findings.read(runs))
+        figure.draw_without_rendering()
+    (named,) = (axes for axes in figure.axes if axes.get_legend())
+    box = named.get_legend().get_window_extent()
+    assert box.y0 > 0
+    assert not any(box.overlaps(axes.bbox) for axes in figure.axes)
+    assert named.bbox.height > (3.4 if count > 7 else 2.2) * figure.dpi
+    assert all(axes.bbox.height > 1.5 * figure.dpi for axes in figure.axes)
+
+
+def test_the_name_of_the_vertical_axis_does_not_lie_on_the_legend(tmp_path):
+    runs = [write_run(tmp_path / f"{i}_{s}", f"model_{i}", gap=i / 50, seed=s) for i in range(7) for s in (0, 1)]
+    with matplotlib.rc_context(STYLE):
+        figure: Any = drawn.distance.draw(Findings.read(runs))
+        (label,) = (box for text, box in texts(figure).items() if "above" in text)
+    assert not figure.legends[0].get_window_extent().overlaps(label)
 
 
 def test_few_lines_have_their_names_in_the_order_of_their_ends_next_to_a_panel(found, many):
@@ -445,7 +480,7 @@ def test_the_note_stands_at_the_end_that_the_identity_line_leaves_free(height, s
     x = np.linspace(1, 2, 9)
     frame(axes, x, np.linspace(height, height + 1, 9), spare=0.6)
     (note,) = axes.texts
-    assert note.get_ha() == side
+    assert note.get_horizontalalignment() == side
     assert note.get_text() == ("identity line 2.9 nats below" if height == 3.9 else "dashed: identity")
     assert axes.get_ylim()[0] < height
 
