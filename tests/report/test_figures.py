@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import BboxBase
@@ -351,6 +352,33 @@ def test_every_built_in_mixer_has_a_look_of_its_own():
     } <= LOOKS.keys()
     assert len({(look.colour, look.marker) for look in LOOKS.values()}) == len(LOOKS)
     assert len({look.colour for look in LOOKS.values()}) == len(LOOKS)
+
+
+SEEN = {
+    "all colours": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+"""What readers see of linear RGB: Machado, Oliveira and Fernandes 2009, at severity 1."""
+XYZ = np.array([[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]])
+"""From linear RGB, as shares of white."""
+
+
+def lab(colour: str, seen: Any) -> np.ndarray:
+    """A colour in CIELAB, as a reader sees it."""
+    rgb = np.array(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = XYZ @ np.clip(np.asarray(seen) @ linear, 0, 1)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("reader", SEEN)
+def test_readers_tell_the_colours_of_the_library_apart(reader):
+    colours = {name: lab(look.colour, SEEN[reader]) for name, look in LOOKS.items()}
+    apart = {pair: np.linalg.norm(colours[pair[0]] - colours[pair[1]]) for pair in combinations(colours, 2)}
+    assert min(apart.values()) > 5, min(apart, key=lambda pair: apart[pair])
 
 
 @pytest.mark.parametrize("count", [5, 8, 20])
