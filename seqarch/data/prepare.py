@@ -58,7 +58,8 @@ class Preparation:
         domain_field: field or column that holds a domain's name: all domains are written at once, in place of `domain`.
         where: conditions that a row must meet, such as int_score>=4 or meta.lang=en.
         holdout: share of the documents that is held out, 0 to 1, by default 0.02; with `append` that of the domain.
-        min_tokens: leave out documents with fewer tokens; the tokens that end and begin a document count.
+        min_tokens: leave out documents with fewer tokens; the tokens that end and begin a document count. With `append`
+            the domain's limits hold too.
         max_tokens: leave out documents with more tokens.
         append: add the documents of the files to the training split of a domain. Those that the hold-out would take are
             left out, and the hold-out stays as it is.
@@ -207,6 +208,11 @@ class Preparation:
         workers = self.workers or os.cpu_count() or 1
         tokenize(job, files[chosen.start : chosen.stop], chosen.start + before, work, workers)
 
+    def _limits(self, before: Manifest) -> dict[str, int | None]:
+        """The fewest and the most tokens of added documents: within those of the domain, whose manifest states them."""
+        least, most = ((self.min_tokens, before.min_tokens), (self.max_tokens, before.max_tokens))
+        return {"min_tokens": max(filter(None, least), default=None), "max_tokens": min(filter(None, most), default=None)}
+
     def _append(self, files: list[Path]) -> Manifest:
         folder = self._place
         if not is_domain(folder):
@@ -217,7 +223,8 @@ class Preparation:
             tokenizer = before.tokenizer if self.tokenizer is None else self._tokenizer()
             if tokenizer.name != (known := before.manifest.tokenizer):
                 raise UserError(f"{folder} has the tokenizer {known}, not {tokenizer.name}: leave out --tokenizer")
-            job = dataclasses.replace(self._job(tokenizer, _describe(files)), holdout=before.manifest.holdout)
+            kept = {"holdout": before.manifest.holdout, **self._limits(before.manifest)}
+            job = dataclasses.replace(self._job(tokenizer, _describe(files)), **kept)
             there = {source.sha256 for source in before.manifest.sources}
             again = [source.file for source in job.sources if source.sha256 in there]
             if len(again) == len(files):  # such as by this command, which was stopped after it

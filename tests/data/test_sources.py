@@ -312,6 +312,19 @@ def test_added_documents_leave_the_hold_out_alone(jsonl: Write, tmp_path: Path, 
         cli.run([*added[:2], str(jsonl(make_texts(60, 2), "newer.jsonl")), *added[2:]])
 
 
+def test_added_documents_keep_the_limits_of_the_domain(jsonl: Write, tmp_path: Path) -> None:
+    files = [jsonl([name * n for n in (10, 20, 30, 40, 50)], f"{name}.jsonl") for name in "abc"]
+    limits: list[Any] = [{"min_tokens": 20, "max_tokens": 45}, {}, {"min_tokens": 35}]
+    for file, own in zip(files, limits, strict=True):
+        how: Any = {"append": True} if file != files[0] else {"tokenizer": "byte", "holdout": 0}
+        Preparation([file], tmp_path, "web", workers=1, **how, **own).run()
+    lengths = [(text[0], len(text)) for text in texts_of(tmp_path / "web", "train")]
+    assert lengths == [*((name, n) for name in "ab" for n in (20, 30, 40)), ("c", 40)]
+    manifest = Domain(tmp_path / "web").manifest
+    assert (manifest.min_tokens, manifest.max_tokens) == (20, 45)
+    assert (manifest.short_documents, manifest.long_documents) == (1 + 1 + 3, 3)
+
+
 @pytest.mark.parametrize("place", ["rename", "publish"])
 def test_an_interrupted_addition_is_finished(
     jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
