@@ -210,8 +210,9 @@ class Preparation:
 
     def _limits(self, before: Manifest) -> dict[str, int | None]:
         """The fewest and the most tokens of added documents: within those of the domain, whose manifest states them."""
-        least, most = ((self.min_tokens, before.min_tokens), (self.max_tokens, before.max_tokens))
-        return {"min_tokens": max(filter(None, least), default=None), "max_tokens": min(filter(None, most), default=None)}
+        fewest = max(filter(None, (self.min_tokens, before.min_tokens)), default=None)
+        most = min(filter(None, (self.max_tokens, before.max_tokens)), default=None)
+        return {"min_tokens": fewest, "max_tokens": most}
 
     def _append(self, files: list[Path]) -> Manifest:
         folder = self._place
