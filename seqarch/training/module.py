@@ -86,10 +86,8 @@ class LanguageModel(Limited, L.LightningModule):
         self.learning_rate = learning_rate
         self.warmup_steps = warmup_steps
         self.rewarm_steps = rewarm_steps
-        self.began = 0
-        """The step of the checkpoint of another run that this run began from."""
-        self.began_tokens = 0
-        """The training tokens until that step, whose sequences may have had another length."""
+        self.began = self.began_tokens = 0
+        """The step of another run's checkpoint that this run began from, and the training tokens until then."""
         self.schedule: Shape | ScheduleFactory = schedule
         self.decay_share = decay_share
         self.base_width = base_width
