@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse.typing import get_registered_type
 
 from seqarch.arguments import Limited, check_limits, choices_of, has_limits, kinds_of
 from seqarch.errors import UserError, near, one_line, one_of
@@ -339,7 +340,8 @@ def class_of(kind: Any) -> tuple[type | None, int]:
         arguments, kind = typing.get_args(kind)
         return class_of(kind)[0], 0 if arguments is ... else len(arguments)
     ours = isinstance(kind, type) and kind.__module__.partition(".")[0] not in sys.stdlib_module_names
-    return (kind, 0) if ours and not issubclass(kind, (str, int, float, enum.Enum)) else (None, 0)
+    is_value = not ours or issubclass(kind, (str, int, float, enum.Enum)) or get_registered_type(kind)
+    return (None, 0) if is_value else (kind, 0)
 
 
 def _wrong(kinds: Sequence[Any], tree: Tree, key: str) -> UserError:

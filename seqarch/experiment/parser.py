@@ -6,7 +6,9 @@ from argparse import SUPPRESS
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace  # pyright: ignore[reportPrivateImportUsage]
+from jsonargparse.typing import register_type
 from lightning.pytorch import Trainer
 
 import seqarch
@@ -32,6 +34,10 @@ TRAINER_DEFAULTS = {
     "use_distributed_sampler": False,
     "enable_model_summary": False,
 }
+
+DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+"""The types of tensors by their names in a recipe, such as `torch.float32`."""
+register_type(torch.dtype, deserializer=DTYPES.__getitem__, deserializer_exceptions=KeyError)
 
 
 @functools.cache

@@ -271,6 +271,8 @@ def test_a_default_of_another_type_is_refused_unless_the_recipe_sets_the_option(
         (typing.Literal[True, "all"], True, {}),
         (typing.Literal[True, "all"], "all", {"odd": True}),
         (str, "3", {}),
+        (torch.dtype, torch.float32, {}),
+        (torch.dtype | None, None, {"odd": "torch.bfloat16"}),
     ],
 )
 def test_what_an_option_may_hold_can_be_read_from_the_run(shards, tmp_path, odd, hint, default, init_args):
@@ -282,6 +284,9 @@ def test_what_an_option_may_hold_can_be_read_from_the_run(shards, tmp_path, odd,
     block: Any = again.build_on_meta().blocks[0]
     built = block.mixer.odd
     expected = init_args.get("odd", default)
+    if isinstance(built, torch.dtype):
+        assert str(built) == str(expected)
+        return
     assert built == (Colour.red if hint is Colour else built if expected is None else type(built)(expected))
 
 
