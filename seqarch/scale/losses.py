@@ -61,8 +61,9 @@ def read_losses(path: Path, column: str | None = None) -> list[Point]:
     rows = read_csv(path)
     head = list(rows[0]) if rows else []
     column = column or next((each for each in (LOSS, IN_DOMAIN) if each in head), LOSS)
+    columns = ", ".join(head) or "none: it has no rows"
     if missing := [name for name in (*REQUIRED, column) if name not in head]:
-        raise UserError(f"{path} has no column {missing[0]!r}; its columns are {', '.join(head) or 'none'}")
+        raise UserError(f"{path} has no column {missing[0]!r}; its columns are {columns}")
     points = []
     for line, row in enumerate(rows, start=2):
         numbers: dict[str, Any] = {LOSS: _number(path, line, row, column)}

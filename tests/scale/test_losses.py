@@ -35,7 +35,8 @@ def test_written_losses_are_read_again(tmp_path):
     ("text", "said"),
     [
         ("model,parameters,tokens\na,1,1\n", "no column 'loss'; its columns are model, parameters, tokens"),
-        ("", "no column 'model'; its columns are none"),
+        ("", "no column 'model'; its columns are none: it has no rows"),
+        ("model,parameters,tokens,loss\n", "no column 'model'; its columns are none: it has no rows"),
         (b"\x89PNG\xff\x00", "losses.csv is not a CSV file: "),
         (HEAD + 'a,10,1,"1.0', "losses.csv is not a CSV file: unexpected end of data"),
         (HEAD + "a,10\n", "row 2, has more or fewer cells than the head"),
