@@ -25,7 +25,8 @@ def add_import_arguments(parser: ArgumentParser) -> None:
     data = parser.add_argument_group("with --data")
     data.add_argument("--train", nargs="+", default=[], help="its domains that count as in-domain")
     data.add_argument("--ood", nargs="+", default=[], help="its other domains")
-    data.add_argument("--sequence_length", type=int, default=1024, help="tokens of a sequence of these data")
+    length = "tokens of a sequence of these data; by default the model's own length, at most 1024"
+    data.add_argument("--sequence_length", type=int | None, help=length)
 
 
 def run_import(args: Namespace) -> None:

@@ -31,6 +31,8 @@ from seqarch.versions import commit
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 OTHER, LONE = "pytorch_model.bin", ".pth"
+LENGTH = 1024
+"""The longest sequences by which a model is measured unless the user says another length."""
 OF_A_FILE = (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError)
 """What readers of a configuration raise for another person's file."""
 
@@ -57,7 +59,8 @@ def import_model(
         tokenizer: as of `seqarch data prepare`; by default the one in the folder.
         eos_token: token that ends a document, where the tokenizer does not say it.
         bos_token: token that begins it; "" for none.
-        data: options of `TextDataModule`: text that tasks measure, prepared with this tokenizer.
+        data: options of `TextDataModule`: text that tasks measure, prepared with this tokenizer. A `sequence_length` of
+            `None` is the model's own, at most 1,024.
 
     Raises:
         UserError: names a tensor, a shape or an option that seqarch does not compute, or a file that is missing.
@@ -189,6 +192,8 @@ def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[
     lm = module.built()
     with refused("the model cannot be imported", UserError, why=True):
         check_model(lm, tokenizer)
+    if data.get("sequence_length", 0) is None:
+        data["sequence_length"] = min(LENGTH, content["TextDataModule"]["sequence_length"])
     recipe = {"run_dir": str(out), "model": content["hyper_parameters"], **({"data": data} if data else {})}
     experiment = Experiment.from_recipe(recipe)
     if data:  # on which tasks can measure the model

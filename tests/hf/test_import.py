@@ -21,7 +21,7 @@ from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
 from seqarch.hf.imports import import_model
 from seqarch.report import compare
-from seqarch.runs.folder import read_record, write_record
+from seqarch.runs.folder import read_config, read_record, write_record
 from seqarch.runs.results import newest_results
 from tests.conftest import TINY, flags
 from tests.data.test_tokenizer_files import files  # noqa: F401 - a fixture
@@ -228,6 +228,17 @@ def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
     page = compare([run, again]).write(tmp_path / "out")[0].read_text()
     assert "bits_per_byte/ood/code" in page
     assert "Evaluations: again against run" in page
+
+
+def test_a_model_is_measured_on_sequences_no_longer_than_its_own(shards, tmp_path):
+    data = ["--data", str(shards), "--train", "docs", "--tokenizer", "byte"]
+    for positions, expected in ((64, 64), (2048, 1024)):
+        folder, run = tmp_path / f"gpt2-{positions}", tmp_path / f"run-{positions}"
+        published("gpt2", folder, n_positions=positions)
+        cli.run(["import", str(folder), "--out", str(run), *data])
+        assert read_config(run)["data"]["sequence_length"] == expected
+    cli.run(["eval", "--checkpoint", str(tmp_path / "run-64"), "--tasks", "LossByDomain"])
+    assert "loss/in_domain" in newest_results(tmp_path / "run-64")["LossByDomain"].metrics
 
 
 @pytest.mark.commands
