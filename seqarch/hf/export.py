@@ -7,7 +7,6 @@ from typing import Any
 
 import transformers
 import yaml
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import CONFIG_NAME
@@ -27,7 +26,7 @@ from seqarch.runs.files import check_folder, replaced
 from seqarch.runs.folder import named_checkpoint, run_name, run_of
 from seqarch.tables import markdown
 from seqarch.training.checkpoint import read_checkpoint
-from seqarch.training.weights import HEAD, facts_of, write_content
+from seqarch.training.weights import HEAD, facts_of, write_content, write_tensors
 
 LINE = "from seqarch.hf import RWKVWorldTokenizer, SeqarchConfig, SeqarchForCausalLM\n"
 CARD, FILE = "README.md", "model.safetensors"
@@ -78,7 +77,7 @@ def export(
             write_content(new / FILE, content)
             (new / f"{CODE}.py").write_text(LINE)
         else:
-            save_file(weights, new / FILE, {"format": "pt"})
+            write_tensors(new / FILE, weights)
         config.save_pretrained(new)
         GenerationConfig(**special, use_cache=decodes).save_pretrained(new)
         theirs.save_pretrained(new)

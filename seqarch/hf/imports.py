@@ -26,7 +26,7 @@ from seqarch.training.checkpoint import check_entries, check_weights, read_tenso
 from seqarch.training.integrity import seal
 from seqarch.training.provenance import Provenance
 from seqarch.training.run_folder import describe_model, now
-from seqarch.training.weights import EMBEDDING, FILES, HEAD, OtherWeights, read_safetensors, with_head
+from seqarch.training.weights import EMBEDDING, FILES, HEAD, OtherWeights, read_safetensors, save, with_head
 from seqarch.versions import commit
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
@@ -203,7 +203,7 @@ def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[
     config = experiment.config
     path = checkpoint_path(out, content["global_step"])
     with atomic(path, durable=True) as partial:
-        torch.save({**content, "hyper_parameters": config["model"]}, partial)
+        save(partial, {**content, "hyper_parameters": config["model"]})
         seal(partial)
     if not data:
         config.pop("data")

@@ -28,7 +28,7 @@ from seqarch.training.module import LanguageModel
 from seqarch.training.optimizers import state_after_step
 from seqarch.training.provenance import Provenance
 from seqarch.training.sharded.folder import Damage, Folder
-from seqarch.training.weights import SUFFIX, read_weights, with_head
+from seqarch.training.weights import SUFFIX, read_weights, save, with_head
 
 FOLLOWED = ("lr", "initial_lr", "betas", "weight_decay")
 """Options of an optimizer that are those of the run, whatever its checkpoint says."""
@@ -135,7 +135,7 @@ def merge(folder: Path, out: Path | None = None) -> Path:
         raise UserError(f"{out} is a folder: name a file with --out")
     content = read_folder(folder, training=True)
     with atomic(out, durable=True) as partial:
-        torch.save(content, partial)
+        save(partial, content)
         seal(partial)
     return out
 

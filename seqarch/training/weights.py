@@ -4,11 +4,14 @@ The format holds tensors and texts only, so reading it runs no code.
 """
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -58,7 +61,32 @@ def write_weights(
     kept = {name: each.detach().cpu().clone() for name, each in weights.items() if not (tied and name == HEAD)}
     kept |= {FILES + name: each.clone() for name, each in (files or {}).items()}
     with atomic(path) as partial:
-        save_file(kept, partial, {"format": "pt", _KEY: json.dumps(facts)})
+        write_tensors(partial, kept, {_KEY: json.dumps(facts)})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file, with facts in its metadata."""
+    with storage_errors():
+        save_file(dict(tensors), path, {"format": "pt", **(facts or {})})
+
+
+def save(path: Path, content: Any) -> None:
+    """Write with `torch.save`."""
+    with storage_errors(), path.open("wb") as file:
+        torch.save(content, file)
+
+
+def storage_errors() -> AbstractContextManager[None]:
+    """Raise the `OSError` of a full disk in place of what PyTorch and safetensors make of it."""
+
+    def of_system(text: str) -> Exception:
+        number = re.search(r"(?:os error |Errno )(\d+)", text)
+        return OSError(int(number[1]), os.strerror(int(number[1]))) if number else RuntimeError(text)
+
+    def cause(error: Exception) -> BaseException:
+        return error.__context__ if isinstance(error.__context__, OSError) else error
+
+    return refused("not written", RuntimeError, SafetensorError, why=cause, raises=of_system)
 
 
 def write_content(path: Path, content: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import seqarch
 from seqarch import cli
 from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
+from seqarch.hf.export import export
 from seqarch.hf.imports import import_model
 from seqarch.report import compare
 from seqarch.runs.folder import read_config, read_record, write_record
@@ -228,6 +230,26 @@ def test_an_imported_run_is_measured_on_data(exported, shards, tmp_path):
     page = compare([run, again]).write(tmp_path / "out")[0].read_text()
     assert "bits_per_byte/ood/code" in page
     assert "Evaluations: again against run" in page
+
+
+@pytest.fixture
+def full_disk():
+    """No file may become longer than 20 kB, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_an_error_of_the_disk(tmp_path, full_disk):
+    published("gpt2", tmp_path / "gpt2")
+    run = import_model(tmp_path / "gpt2", tmp_path / "run", tokenizer="byte")
+    full_disk()
+    with pytest.raises(OSError, match="File too large"):
+        import_model(tmp_path / "gpt2", tmp_path / "again", tokenizer="byte")
+    for family in (None, "gpt2"):
+        with pytest.raises(OSError, match="File too large"):
+            export(run, tmp_path / "exported", family=family)
+        assert not (tmp_path / "exported" / "model.safetensors").exists()
 
 
 def test_a_model_is_measured_on_sequences_no_longer_than_its_own(shards, tmp_path):
