@@ -4,6 +4,7 @@ import inspect
 import shutil
 import textwrap
 import warnings
+from argparse import SUPPRESS
 from collections.abc import Collection
 from typing import Any
 
@@ -65,6 +66,7 @@ def mixer_options(mixer: type) -> dict[str, dict[str, Any]]:
     return {
         name: {"default": option.default, "required": option.required, "meaning": meanings[name]}
         for name, option in options_of(parser).items()
+        if option.default != SUPPRESS  # the section of a dataclass, whose fields are listed
     }
 
 

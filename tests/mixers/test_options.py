@@ -1,14 +1,30 @@
 """Tests of constructors that pass arguments to their parent's constructor."""
 
+import dataclasses
 import inspect
 
 import pytest
 
 from seqarch.arguments import Count
+from seqarch.cli.mixers import mixer_options
 from seqarch.errors import UserError
 from seqarch.experiment.checker import options_of, parser_of_class
 from seqarch.mixers.attention import Attention, CoreAttention
 from seqarch.mixers.base import GIVEN_BY_THE_MODEL
+
+
+@dataclasses.dataclass
+class Sizes:
+    """Options of an option."""
+
+    small: int = 1
+
+
+class Sized(Attention):
+    """Takes a dataclass."""
+
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, sizes: Sizes | None = None, of: Sizes = Sizes()):  # noqa: B008
+        super().__init__(d_model, layer_idx, n_layers, n_heads=2)
 
 
 class PassesOn(Attention):
@@ -44,3 +60,8 @@ def test_a_constructor_with_args_has_its_own_options_and_those_of_its_parent():
     assert PassesOn(8, 0, 2, n_heads=2).reach == 3
     with pytest.raises(UserError, match="reach must be at least 1, not 0"):
         PassesOn(8, 0, 2, n_heads=2, reach=0)
+
+
+def test_the_fields_of_a_dataclass_are_listed_and_not_its_section():
+    listed = mixer_options(Sized)
+    assert {name: each["default"] for name, each in listed.items()} == {"sizes": None, "of.small": 1}
