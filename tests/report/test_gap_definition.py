@@ -44,8 +44,8 @@ def at(models: Evaluations, domain: str, x: float) -> float:
 
 def pair_gap(candidate: Seeds, reference: Seeds, seed: int, tokens: float) -> np.ndarray:
     """The gap of a seed on each domain at a budget, nan where there is none."""
-    sides = [side.get(seed) for side in (candidate, reference)]
-    if not all(side is not None and tokens in side.tokens for side in sides):
+    sides = [side[seed] for side in (candidate, reference) if seed in side and tokens in side[seed].tokens]
+    if len(sides) < 2:
         return np.full(2, np.nan)
     x = max(side.in_domain[side.tokens <= tokens].min() for side in sides)
     return np.array([at(sides[0], name, x) - at(sides[1], name, x) for name in DOMAINS])
