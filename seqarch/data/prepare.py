@@ -56,7 +56,8 @@ class Preparation:
             is none.
         text_field: field or column that holds the text, by default text; dots lead into objects, as in meta.text.
         domain_field: field or column that holds a domain's name: all domains are written at once, in place of `domain`.
-        where: conditions that a row must meet, such as int_score>=4 or meta.lang=en.
+        where: conditions that a row must meet, such as int_score>=4 or meta.lang=en. With `append` the domain's
+            conditions hold too.
         holdout: share of the documents that is held out, 0 to 1, by default 0.02; with `append` that of the domain.
         min_tokens: leave out documents with fewer tokens; the tokens that end and begin a document count. With `append`
             the domain's limits hold too.
@@ -208,11 +209,12 @@ class Preparation:
         workers = self.workers or os.cpu_count() or 1
         tokenize(job, files[chosen.start : chosen.stop], chosen.start + before, work, workers)
 
-    def _limits(self, before: Manifest) -> dict[str, int | None]:
-        """The fewest and the most tokens of added documents: within those of the domain, whose manifest states them."""
+    def _rules(self, before: Manifest) -> dict[str, Any]:
+        """What added documents must meet: the rules that the domain's manifest states, and those of this command."""
         fewest = max(filter(None, (self.min_tokens, before.min_tokens)), default=None)
         most = min(filter(None, (self.max_tokens, before.max_tokens)), default=None)
-        return {"min_tokens": fewest, "max_tokens": most}
+        where = tuple(dict.fromkeys((*before.where, *self.where)))
+        return {"holdout": before.holdout, "min_tokens": fewest, "max_tokens": most, "where": where}
 
     def _append(self, files: list[Path]) -> Manifest:
         folder = self._place
@@ -224,8 +226,9 @@ class Preparation:
             tokenizer = before.tokenizer if self.tokenizer is None else self._tokenizer()
             if tokenizer.name != (known := before.manifest.tokenizer):
                 raise UserError(f"{folder} has the tokenizer {known}, not {tokenizer.name}: leave out --tokenizer")
-            kept = {"holdout": before.manifest.holdout, **self._limits(before.manifest)}
-            job = dataclasses.replace(self._job(tokenizer, _describe(files)), **kept)
+            job = dataclasses.replace(self._job(tokenizer, _describe(files)), **self._rules(before.manifest))
+            if job.where:
+                say(f"{job.domain}: rows must meet {', '.join(job.where)}")
             there = {source.sha256 for source in before.manifest.sources}
             again = [source.file for source in job.sources if source.sha256 in there]
             if len(again) == len(files):  # such as by this command, which was stopped after it

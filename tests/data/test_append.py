@@ -1,0 +1,42 @@
+"""Documents that are added to a domain keep the domain's rules. `test_sources.py` has more tests of additions."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seqarch import cli
+from seqarch.data.prepare import Preparation
+from seqarch.data.shards import Domain
+from seqarch.errors import UserError
+from tests.data.test_prepare import contents, texts_of
+
+
+def rows(path: Path, **fields: list) -> Path:
+    each = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in each))
+    return path
+
+
+def test_the_conditions_of_the_domain_hold_for_added_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = rows(tmp_path / "old.jsonl", text=["old bad", "old good"], score=[1, 4], lang=["en", "de"])
+    new = rows(
+        tmp_path / "new.jsonl", text=["new bad", "new good", "new far"], score=[2, 3, 5], lang=["en", "en", "de"]
+    )
+    place = ["--out", str(tmp_path), "--domain", "web", "--workers", "1"]
+    cli.main(["data", "prepare", str(old), *place, "--tokenizer", "byte", "--holdout", "0", "--where", "score>=3"])
+    capsys.readouterr()
+    cli.main(["data", "prepare", str(new), *place, "--append", "--where", "lang=en", "--where", "score>=3"])
+    assert "web: rows must meet score>=3, lang=en" in capsys.readouterr().out
+    assert texts_of(tmp_path / "web", "train") == ["old good", "new good"]
+    assert Domain(tmp_path / "web").manifest.where == ("score>=3",)
+
+
+def test_added_rows_without_the_field_of_a_condition_are_refused(tmp_path: Path) -> None:
+    old = rows(tmp_path / "old.jsonl", text=["bad", "good"], score=[1, 4])
+    new = rows(tmp_path / "new.jsonl", text=["unknown"])
+    Preparation([old], tmp_path, "web", "byte", holdout=0, where=["score>=3"], workers=1).run()
+    before = contents(tmp_path / "web/train")
+    with pytest.raises(UserError, match=r"new\.jsonl:1: has no field 'score', only text"):
+        Preparation([new], tmp_path, "web", append=True, workers=1).run()
+    assert contents(tmp_path / "web/train") == before
