@@ -54,7 +54,8 @@ class Preparation:
         eos_token: the token that ends a document; by default the one that the tokenizer names.
         bos_token: the token that begins a document; by default the one that the tokenizer itself adds, if it does. ""
             is none.
-        text_field: field or column that holds the text, by default text; dots lead into objects, as in meta.text.
+        text_field: field or column that holds the text, by default text; dots lead into objects, as in meta.text. With
+            `append` by default that of the domain.
         domain_field: field or column that holds a domain's name: all domains are written at once, in place of `domain`.
         where: conditions that a row must meet, such as int_score>=4 or meta.lang=en. With `append` the domain's
             conditions hold too.
@@ -210,11 +211,13 @@ class Preparation:
         tokenize(job, files[chosen.start : chosen.stop], chosen.start + before, work, workers)
 
     def _rules(self, before: Manifest) -> dict[str, Any]:
-        """What added documents must meet: the rules that the domain's manifest states, and those of this command."""
+        """How added documents are read and chosen: by what the domain's manifest states, and by this command."""
         fewest = max(filter(None, (self.min_tokens, before.min_tokens)), default=None)
         most = min(filter(None, (self.max_tokens, before.max_tokens)), default=None)
         where = tuple(dict.fromkeys((*before.where, *self.where)))
-        return {"holdout": before.holdout, "min_tokens": fewest, "max_tokens": most, "where": where}
+        field = before.text_field if self.text_field is None else self.text_field
+        kept = {"text_field": field, "holdout": before.holdout, "where": where}
+        return {**kept, "min_tokens": fewest, "max_tokens": most}
 
     def _append(self, files: list[Path]) -> Manifest:
         folder = self._place

@@ -40,3 +40,13 @@ def test_added_rows_without_the_field_of_a_condition_are_refused(tmp_path: Path)
     with pytest.raises(UserError, match=r"new\.jsonl:1: has no field 'score', only text"):
         Preparation([new], tmp_path, "web", append=True, workers=1).run()
     assert contents(tmp_path / "web/train") == before
+
+
+def test_added_rows_have_their_text_in_the_field_of_the_domain(tmp_path: Path) -> None:
+    old = rows(tmp_path / "old.jsonl", body=["an old text"], text=["an old title"])
+    new = rows(tmp_path / "new.jsonl", body=["a new text"], text=["a new title"])
+    other = rows(tmp_path / "other.jsonl", content=["a third text"])
+    Preparation([old], tmp_path, "web", "byte", holdout=0, text_field="body", workers=1).run()
+    Preparation([new], tmp_path, "web", append=True, workers=1).run()
+    Preparation([other], tmp_path, "web", append=True, text_field="content", workers=1).run()
+    assert texts_of(tmp_path / "web", "train") == ["an old text", "a new text", "a third text"]
