@@ -2,7 +2,7 @@
 
 The largest rung is left out, and the order at a smaller one is the prediction. On 25 corpora no scaling law predicted
 orders better than this (DataDecide, arXiv 2504.11393). A pair is right if the model with the lower loss at the smaller
-rung has the lower loss at the largest one too.
+rung has the lower loss at the largest one too. A pair with equal losses at one of the rungs is neither right nor wrong.
 
 Pairs share models, so they are not independent. The intervals draw models again, and of each drawn model its seeds.
 
@@ -46,7 +46,8 @@ class Accuracy:
         late: the largest rung.
         models: how many both have.
         right: pairs that keep their order.
-        pairs: all pairs.
+        pairs: pairs with an order at both rungs.
+        tied: the other pairs, which have equal losses at one of the rungs.
         share_low: lower end of the 95 % interval of right / pairs; `None` if no pair is wrong, where a bootstrap has no
             width.
         share_high: its upper end.
@@ -63,6 +64,7 @@ class Accuracy:
     models: int
     right: int
     pairs: int
+    tied: int
     share_low: float | None
     share_high: float | None
     rank_correlation: float | None
@@ -121,28 +123,27 @@ def accuracies(rungs: Rungs) -> list[Accuracy]:
 def _accuracy(rungs: Rungs, early: str, late: str, models: list[str]) -> Accuracy:
     both = np.array([[np.mean(rungs[rung][model]) for model in models] for rung in (early, late)])
     one, other = np.array(list(combinations(range(len(models)), 2))).T
-    right = _right(both, one, other)
-    differences = np.abs(both[0, one] - both[0, other])
-    wrong = differences[~right].max(initial=0.0)
+    kept = _kept(both, one, other)
+    right, differences = kept > 0, np.abs(both[0, one] - both[0, other])
+    wrong = differences[kept < 0].max(initial=0.0)
     shares, correlations = (
         np.quantile(each, (0.025, 0.975)).tolist() if len(each) else (None, None)
         for each in _drawn(rungs, early, late, models)
     )
     ordered = _is_ordered(both)
     return Accuracy(
-        *(early, late, len(models), int(right.sum()), len(right)),
-        *((None, None) if right.all() else shares),
+        *(early, late, len(models), int(right.sum()), int((kept != 0).sum()), int((kept == 0).sum())),
+        *(shares if (kept < 0).any() else (None, None)),
         *((float(spearmanr(*both)[0]), *correlations) if ordered else (None, None, None)),  # pyright: ignore[reportArgumentType]
         chance=float(kendalltau(*both, alternative="greater")[1]) if ordered else 1.0,  # pyright: ignore[reportArgumentType]
         decided_from=float(wrong),
-        decided=int((differences > wrong).sum()),
+        decided=int((right & (differences > wrong)).sum()),
     )
 
 
-def _right(both: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Whether the pairs of columns `one` and `other` have the same order in both rows of `both`, `[pairs]`."""
-    steps = both[:, one] - both[:, other]
-    return steps[0] * steps[1] > 0
+def _kept(both: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """1 for each pair of columns with one order in both rows of `both`, -1 with two orders, 0 for a tie, `[pairs]`."""
+    return np.sign(both[:, one] - both[:, other]).prod(axis=0)
 
 
 def _is_ordered(both: np.ndarray) -> bool:
@@ -153,8 +154,8 @@ def _is_ordered(both: np.ndarray) -> bool:
 def _drawn(rungs: Rungs, early: str, late: str, models: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """The share of right pairs and the rank correlation when models and their seeds are drawn again.
 
-    Draws with fewer than three different models are left out, and so are pairs of a model with itself. Draws of equal
-    losses have no rank correlation.
+    Draws with fewer than three different models are left out, and so are pairs of a model with itself and ties. Draws
+    of equal losses have no rank correlation.
     """
     random = np.random.default_rng(0)
     one, other = np.array(list(combinations(range(len(models)), 2))).T
@@ -164,8 +165,9 @@ def _drawn(rungs: Rungs, early: str, late: str, models: list[str]) -> tuple[np.n
         if len(set(chosen.tolist())) < 3:
             continue
         both = np.array([[_redrawn(random, rungs[rung][models[k]]) for k in chosen.tolist()] for rung in (early, late)])
-        apart = chosen[one] != chosen[other]
-        shares.append(_right(both, one, other)[apart].mean())
+        kept = _kept(both, one, other)[chosen[one] != chosen[other]]
+        if kept.any():
+            shares.append((kept[kept != 0] > 0).mean())
         if _is_ordered(both):
             correlations.append(np.corrcoef(rankdata(both, axis=1))[0, 1])
     return np.array(shares), np.array(correlations)
@@ -210,11 +212,16 @@ class Prediction:
     def holds(self) -> bool:
         return self.measured > 0
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether the later losses are equal, so that the prediction is neither right nor wrong."""
+        return self.measured == 0
+
 
 def register(path: Path, loss: str, rungs: Rungs, known: Collection[str] = ()) -> None:
     """Write down what the largest rung predicts for the next one. Pairs with a prediction from there keep it.
 
-    A pair of `known` models, whose runs of the next rung are finished, gets none.
+    A pair of equal losses gets none, nor does a pair of `known` models, whose runs of the next rung are finished.
     """
     *_, last = rungs
     predictions = _read(path)
@@ -224,7 +231,7 @@ def register(path: Path, loss: str, rungs: Rungs, known: Collection[str] = ()) -
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     for pair in ranked_pairs(rungs[last]):
         both = frozenset((pair.better, pair.worse))
-        if (loss, last, both) not in there and not both <= set(known):
+        if pair.difference and (loss, last, both) not in there and not both <= set(known):
             decided = "" if decided_from is None else "yes" if pair.difference > decided_from else "no"
             predictions.append(Prediction(today, loss, last, pair.better, pair.worse, pair.difference, decided))
     write_csv(path, COLUMNS, ((*astuple(each)[:5], f"{each.difference:.6f}", each.decided) for each in predictions))

@@ -159,7 +159,9 @@ class Summary:
     def _decisions(self) -> str:
         if not self.accuracies:
             return "## Decision accuracy\n\nNone: it needs two rungs with the same three models or more."
-        return _section("Decision accuracy", decision_rows(self.accuracies))
+        ties = any(each.tied for each in self.accuracies)
+        section = _section("Decision accuracy", decision_rows(self.accuracies))
+        return f"{section}\n\nA pair is undecided if its losses are equal at one of the rungs." if ties else section
 
     def _predictions(self) -> str:
         tested = [each for each in self.predictions if each.later]
@@ -168,10 +170,13 @@ class Summary:
         rows = [["written", "from", "better", "worse", "predicted", "decided", "tested at", "measured", "holds"]]
         for each in tested:
             numbers = f"{each.difference:+.4f}", each.decided, each.later, f"{each.measured:+.4f}"
-            rows.append([each.written, each.rung, each.better, each.worse, *numbers, "yes" if each.holds else "no"])
-        held = f"{sum(each.holds for each in tested)} of {len(tested)} hold"
-        decided = [each.holds for each in tested if each.decided == "yes"]
+            holds = "equal" if each.is_tied else "yes" if each.holds else "no"
+            rows.append([each.written, each.rung, each.better, each.worse, *numbers, holds])
+        told = [each for each in tested if not each.is_tied]
+        held = f"{sum(each.holds for each in told)} of {len(told)} hold"
+        decided = [each.holds for each in told if each.decided == "yes"]
         held += f", {sum(decided)} of the {len(decided)} decided ones." if decided else "."
+        held += " Equal losses count neither way." if told != tested else ""
         return f"{_section('Registered predictions', rows)}\n\n{held}"
 
     def _saving_rows(self) -> list[list[object]]:
@@ -189,7 +194,8 @@ def decision_rows(accuracies: Sequence[Accuracy]) -> list[list[str]]:
     rows = [[*head, "by chance", "all pairs right above"]]
     for each in accuracies:
         share = "none is wrong" if each.share_low is None else f"{each.share_low:.0%} to {each.share_high:.0%}"
-        right = f"{each.right} of {each.pairs} ({each.right / each.pairs:.0%})"
+        right = f"{each.right} of {each.pairs}" + (f" ({each.right / each.pairs:.0%})" if each.pairs else "")
+        right += f", {each.tied} undecided" if each.tied else ""
         ranks = "no order", ""
         if each.rank_correlation_low is not None:
             interval = f"{each.rank_correlation_low:.2f} to {each.rank_correlation_high:.2f}"

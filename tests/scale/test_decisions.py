@@ -41,6 +41,23 @@ def test_the_wrong_pair_with_the_widest_difference_decides_from_where_on_pairs_a
 
 
 @pytest.mark.parametrize("tied", ["small", "large"])
+def test_a_pair_of_equal_losses_is_neither_right_nor_wrong(tied):
+    losses = {"small": {"a": 1.0, "b": 1.2, "c": 3.0, "d": 4.0}, "large": {"a": 0.2, "b": 0.3, "c": 0.1, "d": 0.4}}
+    losses[tied]["b"] = losses[tied]["a"]
+    (found,) = accuracies(rung("small", **losses["small"]) | rung("large", **losses["large"]))
+    assert (found.right, found.pairs, found.tied) == (3, 5, 1)  # c changed its place with a and b
+    assert (found.decided_from, found.decided) == (2.0, 2)
+    assert decision_rows([found])[1][2] == "3 of 5 (60%), 1 undecided"
+
+
+def test_a_wide_tie_hides_no_order():
+    """Two models that end with one loss say nothing of how wide a difference decides."""
+    (found,) = accuracies(rung("small", a=1.0, b=2.0, c=9.0) | rung("large", a=0.1, b=0.2, c=0.2))
+    assert (found.right, found.pairs, found.tied, found.share_low) == (2, 2, 1, None)
+    assert (found.decided_from, found.decided) == (0, 2)
+
+
+@pytest.mark.parametrize("tied", ["small", "large"])
 def test_equal_losses_have_no_order(tied):
     losses = {
         name: dict.fromkeys("abc", 1.0) if name == tied else {"a": 1.0, "b": 1.1, "c": 1.2}
@@ -48,11 +65,11 @@ def test_equal_losses_have_no_order(tied):
     }
     (found,) = accuracies(rung("small", **losses["small"]) | rung("large", **losses["large"]))
     assert (found.right, found.rank_correlation, found.rank_correlation_low, found.chance) == (0, None, None, 1.0)
-    assert decision_rows([found])[1][4:7] == ["no order", "", "1"]
+    assert decision_rows([found])[1][2:7] == ["0 of 0, 3 undecided", "none is wrong", "no order", "", "1"]
 
 
 def test_draws_without_an_order_are_left_out_of_the_interval_of_the_rank_correlation():
-    (found,) = accuracies(rung("small", a=1.0, b=1.0, c=1.0, d=1.2) | rung("large", a=0.1, b=0.2, c=0.3, d=0.4))
+    (found,) = accuracies(rung("small", a=1.0, b=1.0, c=1.0, d=1.2) | rung("large", a=0.1, b=0.2, c=0.4, d=0.3))
     shown = [found.rank_correlation, found.rank_correlation_low, found.rank_correlation_high, found.share_low]
     assert np.isfinite(np.array(shown, float)).all()
 

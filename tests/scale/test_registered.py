@@ -4,6 +4,8 @@ import pytest
 
 from seqarch.errors import UserError
 from seqarch.scale.decisions import register, scored
+from seqarch.scale.losses import Point
+from seqarch.scale.summary import Summary
 
 SMALL = {"1M": {"a": [1.0], "b": [2.0], "c": [3.0]}}
 MIDDLE = SMALL | {"2M": {"a": [1.0], "b": [1.9], "c": [1.5]}}
@@ -19,6 +21,30 @@ def test_a_prediction_is_scored_at_the_next_rung(tmp_path):
     assert {pair: one.holds for pair, one in found.items()} == {("a", "b"): True, ("a", "c"): True, ("b", "c"): False}
     assert found["b", "c"].measured == pytest.approx(-0.4)
     assert found["b", "c"].decided == ""
+
+
+def test_equal_losses_predict_nothing_and_refute_nothing(tmp_path):
+    path = tmp_path / "predictions.csv"
+    tied = {"1M": {"a": [1.0], "b": [1.0], "c": [3.0]}}
+    register(path, "in_domain", tied)
+    found = {(one.better, one.worse): one for one in scored(path, "in_domain", tied | {"2M": {**tied["1M"], "a": [3]}})}
+    assert found.keys() == {("a", "c"), ("b", "c")}
+    assert {pair: (one.is_tied, one.holds) for pair, one in found.items()} == {
+        ("a", "c"): (True, False),
+        ("b", "c"): (False, True),
+    }
+
+
+def test_the_summary_counts_no_prediction_that_ended_in_equal_losses(tmp_path):
+    path = tmp_path / "predictions.csv"
+    register(path, "loss", {"1M": {"a": [1.0], "b": [2.0], "c": [3.0]}})
+    at_end = {"a": 1.0, "b": 0.5, "c": 1.0}
+    points = [Point(model, "1M", 1e6, 1e6, loss=loss) for model, loss in zip("abc", (1.0, 2.0, 3.0), strict=True)]
+    points += [Point(model, "2M", 2e6, 1e6, loss=loss) for model, loss in at_end.items()]
+    text = Summary(points, "loss", register=path).text
+    assert text.endswith("1 of 2 hold. Equal losses count neither way.")
+    assert text.count("| equal |") == 1
+    assert "A pair is undecided if its losses are equal at one of the rungs." in text
 
 
 def test_pairs_above_the_widest_wrong_difference_are_decided(tmp_path):
