@@ -36,7 +36,7 @@ def scale_figure(summary: Summary) -> Picture:
                     axes.plot(at, law, color=style["color"], linestyle=style["linestyle"], linewidth=1.0)
         log_axis(grid[0])
         figure.supxlabel("training tokens")
-        figure.supylabel(f"{summary.loss}, nats per token")
+        figure.supylabel(summary.label)
         handles, labels = grid[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center", fontsize=8)
     return figure

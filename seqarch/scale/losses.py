@@ -17,6 +17,8 @@ from seqarch.runs.tags import IN_DOMAIN
 from seqarch.tables import read_csv, readable, write_csv
 
 OOD, GAP, LOSS = "ood", "gap", "loss"
+NATS = "nats per token"
+"""The unit of all losses of runs."""
 REQUIRED = ("model", "parameters", "tokens")
 POSITIVE = Interval(0, ends="()")
 LIMITS = dict.fromkeys(("parameters", "tokens", "tokens_per_second"), POSITIVE) | {"seed": SEED}

@@ -31,7 +31,7 @@ from seqarch.scale.decisions import (
     scored,
 )
 from seqarch.scale.law import Laws, Saving
-from seqarch.scale.losses import GAP, LOSS, OOD, Point, read_losses, read_runs, write_losses
+from seqarch.scale.losses import GAP, LOSS, NATS, OOD, Point, read_losses, read_runs, write_losses
 from seqarch.scale.request import Request
 from seqarch.tables import markdown, write_csv
 
@@ -46,13 +46,22 @@ class Summary:
         loss: the name of their loss.
         reference: the model that savings are compared with, by default the first.
         register: a file with predictions to score.
+        unit: the unit of the loss; "" if it is unknown, as in a CSV file.
 
     Raises:
         UserError: there is one model or one rung only, or no model of that name.
     """
 
-    def __init__(self, points: Sequence[Point], loss: str, reference: str | None = None, register: Path | None = None):
+    def __init__(
+        self,
+        points: Sequence[Point],
+        loss: str,
+        reference: str | None = None,
+        register: Path | None = None,
+        unit: str = "",
+    ) -> None:
         self.points, self.loss, self.register = list(points), loss, register
+        self.label = f"{loss}, {unit}" if unit else loss
         self.models = list(dict.fromkeys(point.model for point in points))
         if reference is not None:
             check_known("reference", reference, self.models)
@@ -138,7 +147,7 @@ class Summary:
         for model in self.models:
             losses = (self.rungs[rung].get(model) for rung in self.rungs)
             rows.append([model, *("" if own is None else f"{np.mean(own):.4f}" for own in losses)])
-        return _section(f"Loss ({self.loss}) at the end of each rung", rows)
+        return _section(f"Loss ({self.label}) at the end of each rung", rows)
 
     def _laws(self) -> str:
         title = "Laws L = E + A N^-a + B D^-b, and what a model needs for the reference's loss"
@@ -251,7 +260,7 @@ def train(request: Request, loss: str | None) -> None:
         points = read_runs(folders, loss, reference)
         known = {each.name for each in following.entrants if following.finished(each)} if following else ()
         register(out / PREDICTIONS, loss, ends_of(points), known)
-    say("\n" + _write(Summary(points, loss, reference, out / PREDICTIONS), out))
+    say("\n" + _write(Summary(points, loss, reference, out / PREDICTIONS, NATS), out))
     check_all_finished(wrong)
 
 
@@ -265,7 +274,7 @@ def summarize(
     """
     points = read_losses(losses, loss) if losses else read_runs(runs, loss or IN_DOMAIN, reference)
     loss = loss or (LOSS if losses else IN_DOMAIN)
-    summary = Summary(points, loss, reference, out and out / PREDICTIONS)
+    summary = Summary(points, loss, reference, out and out / PREDICTIONS, "" if losses else NATS)
     return _write(summary, out) if out else summary.text
 
 

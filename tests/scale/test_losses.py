@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.scale.losses import Point, best_rates, read_losses, read_runs, write_losses
 from tests.report.runs_for_tests import write_run
@@ -98,3 +99,15 @@ def test_unknown_losses_and_references_are_named(runs):
         read_runs(runs, "odd")
     with pytest.raises(UserError, match="transformer_pp"):
         read_runs(runs, reference="transformer")
+
+
+def test_only_the_losses_of_runs_are_in_nats(runs, tmp_path):
+    """A CSV file does not say whether its numbers are nats, bits per byte or perplexities."""
+    rows = [f"{model},{size},1,{loss}\n" for size in (10, 20) for model, loss in (("a", 20), ("b", 25))]
+    table = file_of(tmp_path, "model,parameters,tokens,perplexity\n" + "".join(rows))
+    shown = {}
+    for name, command in (("runs", map(str, runs)), ("file", ["--losses", str(table), "--loss", "perplexity"])):
+        cli.run(["scale", *command, "--out", str(tmp_path / name)])
+        shown[name] = [(tmp_path / name / each).read_text() for each in ("scale.md", "scale.svg")]
+    assert all("in_domain, nats per token" in each for each in shown["runs"])
+    assert all("perplexity" in each and "nats" not in each for each in shown["file"])
