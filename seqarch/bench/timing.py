@@ -10,14 +10,8 @@ import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from seqarch import kernels
 from seqarch.bench.jobs import Row
-from seqarch.kernels import (
-    attention_entropy,
-    select_chunks,
-    softmax_attention,
-    top1_chunk_attention,
-    top1_element_attention,
-)
 from seqarch.kernels.op import load_function
 from seqarch.kernels.packages import is_installed
 from seqarch.kernels.top1_chunk.op import Selection
@@ -108,7 +102,7 @@ def fa4(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 DENSE = {"dense cuDNN": dense(SDPBackend.CUDNN_ATTENTION), "dense FlashAttention-2": dense(SDPBackend.FLASH_ATTENTION)}
 if is_installed("flash-attn-4"):
     DENSE["dense FlashAttention-4"] = fa4
-    DENSE["dense FlashAttention-4 in fixed order"] = partial(softmax_attention, backend="fa4")
+    DENSE["dense FlashAttention-4 in fixed order"] = partial(kernels.softmax_attention, backend="fa4")
 
 
 def race(ops: Ops, tensors: list[Tensor], dense: Ops = DENSE, /, **shape: Any) -> Iterator[Row]:
@@ -127,7 +121,7 @@ def against(dense: Iterable[Row], row: Row) -> Row:
 
 
 KINDS: tuple[Selection, ...] = ("exact", "approx")
-SELECTIONS = {selection: partial(top1_chunk_attention, selection=selection) for selection in KINDS}
+SELECTIONS = {selection: partial(kernels.top1_chunk_attention, selection=selection) for selection in KINDS}
 """Top-1 chunk attention, by what it selects by."""
 ELEMENT = ((32, 2048, 12, 64), (16, 2048, 16, 128), (4, 16384, 12, 64), (2, 16384, 16, 128))
 """B, T, H and D of Top-1 element attention."""
@@ -156,14 +150,14 @@ def time_shape(B: int, T: int, H: int, D: int, *, with_dense: bool = True) -> It
     tensors = draw(B, T, H, D)
     q, k = (t.detach() for t in tensors[:2])
     for selection in KINDS:
-        yield measure(f"select {selection}", partial(select_chunks, q, k, selection=selection), **shape)
-    chunks = select_chunks(q, k, selection="approx")
-    yield from passes("attend", partial(top1_chunk_attention, chunks=chunks), tensors, **shape)
+        yield measure(f"select {selection}", partial(kernels.select_chunks, q, k, selection=selection), **shape)
+    chunks = kernels.select_chunks(q, k, selection="approx")
+    yield from passes("attend", partial(kernels.top1_chunk_attention, chunks=chunks), tensors, **shape)
     yield from race(SELECTIONS, tensors, DENSE if with_dense else {}, **shape)
 
 
 def element() -> Iterator[Row]:
-    attend = partial(top1_element_attention, scale=8.0, backend="triton")
+    attend = partial(kernels.top1_element_attention, scale=8.0, backend="triton")
     for B, T, H, D in ELEMENT:
         yield from race({"element": attend}, draw(B, T, H, D), B=B, T=T, H=H, D=D)
     for T in (2048, 16384, 102400):
@@ -176,8 +170,8 @@ def time_entropy(T: int) -> Iterator[Row]:
     cases: dict[str, dict[str, Any]] = {
         "entropy full": {},
         f"entropy window {WINDOW}": {"window": WINDOW},
-        f"entropy chunks {CHUNK}": {"chunk_size": CHUNK, "chunks": select_chunks(q, k, selection="approx")},
+        f"entropy chunks {CHUNK}": {"chunk_size": CHUNK, "chunks": kernels.select_chunks(q, k, selection="approx")},
     }
     for name, options in cases.items():
-        run = partial(attention_entropy, q, k, scale=8.0, backend="triton", **options)
+        run = partial(kernels.attention_entropy, q, k, scale=8.0, backend="triton", **options)
         yield measure(name, run, B=1, T=T, H=H, D=D)

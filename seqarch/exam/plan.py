@@ -20,21 +20,9 @@ from typing import Any
 import seqarch
 from seqarch.data.verified import cache_folder
 from seqarch.errors import UserError
+from seqarch.runs import folder
 from seqarch.runs.curves import last_step
 from seqarch.runs.files import read_json, write_json
-from seqarch.runs.folder import (
-    CHECKPOINTS,
-    CURVES,
-    EVENTS,
-    EXAM_NOTE,
-    RECORD,
-    TENSORBOARD,
-    is_finished,
-    newest_checkpoint,
-    read_note,
-    status,
-    write_note,
-)
 from seqarch.runs.keys import without
 
 DECIDES = ("data", "kernels", "mixers", "model", "evaluation", "training", "experiment")
@@ -125,12 +113,14 @@ class Exam:
 
     def finished(self, entrant: Entrant) -> list[Path]:
         """The run folders that are finished, in order of seeds."""
-        return [run for run in (self.run(entrant, seed) for seed in range(self.seeds)) if is_finished(run)]
+        return [run for run in (self.run(entrant, seed) for seed in range(self.seeds)) if folder.is_finished(run)]
 
     def cached(self, entrant: Entrant, seed: int) -> Path | None:
         """The finished run of another exam that is taken in place of this run, if nothing of this run is there."""
         run = self.run(entrant, seed)
-        return remembered(run, self.key(entrant, seed)) if entrant.remembered and status(run) == "missing" else None
+        return (
+            remembered(run, self.key(entrant, seed)) if entrant.remembered and folder.status(run) == "missing" else None
+        )
 
     def check_folders(self, factors: Sequence[float] = ()) -> None:
         """Refuse a run of another exam, also where a ladder of these factors has yet to choose a run's rate."""
@@ -144,10 +134,10 @@ class Exam:
     def check_folder(self, possible: Sequence[Entrant], seed: int) -> None:
         """Refuse a run of another exam in the folder, unless it never took a step."""
         run = self.run(possible[0], seed)
-        before, now = read_note(run).get("fingerprint"), [self.key(entrant, seed) for entrant in possible]
+        before, now = folder.read_note(run).get("fingerprint"), [self.key(entrant, seed) for entrant in possible]
         if not run.exists() or before in now or (before and not has_begun(run)):
             return
-        reason = difference(before, now[0]) if before else f"it has no {EXAM_NOTE}"
+        reason = difference(before, now[0]) if before else f"it has no {folder.EXAM_NOTE}"
         raise UserError(f"{run} is not a run of this exam, {reason}: choose another --out, or delete that folder")
 
 
@@ -206,7 +196,7 @@ def difference(before: str, now: str) -> str:
 
 def has_begun(run: Path) -> bool:
     """Whether a run has taken a step: its curves go beyond the start, or there is a checkpoint."""
-    return last_step(run / CURVES) > 0 or newest_checkpoint(run) is not None
+    return last_step(run / folder.CURVES) > 0 or folder.newest_checkpoint(run) is not None
 
 
 def minutes_used(run: Path) -> float:
@@ -214,9 +204,9 @@ def minutes_used(run: Path) -> float:
 
     During an attempt the note has `start`: its time, minus the duration of earlier attempts.
     """
-    note = read_note(run)
-    if note.get("start") and (run / CURVES).is_file():
-        return max(0.0, (run / CURVES).stat().st_mtime - note["start"]) / 60
+    note = folder.read_note(run)
+    if note.get("start") and (run / folder.CURVES).is_file():
+        return max(0.0, (run / folder.CURVES).stat().st_mtime - note["start"]) / 60
     return note.get("minutes", 0.0)
 
 
@@ -231,7 +221,7 @@ def remembered(run: Path, key: str) -> Path | None:
     if not pointer.is_file():
         return None
     source = Path(str(read_json(pointer).get("run")))
-    if source == run.resolve() or not is_finished(source) or read_note(source).get("fingerprint") != key:
+    if source == run.resolve() or not folder.is_finished(source) or folder.read_note(source).get("fingerprint") != key:
         return None
     return source
 
@@ -239,9 +229,9 @@ def remembered(run: Path, key: str) -> Path | None:
 def reuse(run: Path, source: Path) -> None:
     """Copy a finished run to `run`, without checkpoints."""
     # a copy that was cut short has no record, and counts as missing
-    left_out = shutil.ignore_patterns(CHECKPOINTS, TENSORBOARD, f"{EVENTS}*")
-    last = {str(source): {RECORD}}
+    left_out = shutil.ignore_patterns(folder.CHECKPOINTS, folder.TENSORBOARD, f"{folder.EVENTS}*")
+    last = {str(source): {folder.RECORD}}
     ignore = lambda at, names: left_out(at, names) | last.get(str(at), set())  # noqa: E731
     shutil.copytree(source, run, ignore=ignore, dirs_exist_ok=True)
-    shutil.copy2(source / RECORD, run / RECORD)
-    write_note(run, **{**read_note(source), "reused_from": str(source)})
+    shutil.copy2(source / folder.RECORD, run / folder.RECORD)
+    folder.write_note(run, **{**folder.read_note(source), "reused_from": str(source)})

@@ -23,18 +23,9 @@ from seqarch.experiment.parser import FROM
 from seqarch.plugins import split_flags
 from seqarch.report import report
 from seqarch.report.runs import load_run
-from seqarch.runs import tags
+from seqarch.runs import folder, tags
 from seqarch.runs.files import check_folder, refuse_place
-from seqarch.runs.folder import (
-    CONFIG,
-    CURVES,
-    PROFILE,
-    event_folder,
-    is_finished,
-    named_checkpoint,
-    newest_checkpoint,
-    run_of,
-)
+from seqarch.runs.folder import CONFIG, CURVES, PROFILE
 from seqarch.tables import readable_time
 from seqarch.training.callbacks import CALLBACKS, NonFiniteGuard, Throughput
 from seqarch.training.callbacks.profile import Profile
@@ -108,7 +99,7 @@ def recipe_of_run(args: Sequence[str]) -> list[str]:
     if not found:
         return rest
     origin = found[-1][1]
-    config = run_of(named_checkpoint(origin)) / CONFIG
+    config = folder.run_of(folder.named_checkpoint(origin)) / CONFIG
     if not config.is_file():
         raise UserError(f"{FROM} {origin}: there is no run with a {CONFIG}: name a run folder, or a checkpoint in one")
     other = [f"--{key}=null" for key in ("run_dir", "ckpt_path", "branches.at")]
@@ -122,7 +113,7 @@ def _beginning(config: Mapping[str, Any]) -> Path | None:
     named = config["from"] if config["ckpt_path"] is None else config["ckpt_path"]
     if named is None and config["model"]["rewarm_steps"]:
         raise UserError("model.rewarm_steps is for a run that goes on from another one: name that with --from")
-    return None if named is None else named_checkpoint(named)
+    return None if named is None else folder.named_checkpoint(named)
 
 
 def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
@@ -162,7 +153,7 @@ def starting_checkpoint(
     Raises:
         UserError: it holds another model, or leaves a run no step.
     """
-    own, named = newest_checkpoint(run_dir), _beginning(config)
+    own, named = folder.newest_checkpoint(run_dir), _beginning(config)
     if (found := own or named) is None:
         return None, None
     if own and named and not own.samefile(named):
@@ -222,7 +213,7 @@ def warn_after_finish(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_finished(run_dir):
+        if not folder.is_finished(run_dir):
             raise
         what = f"{type(error).__name__}: {error}"
         warnings.warn(f"{run_dir} is finished; after its last step this failed: {what}", SeqarchWarning, stacklevel=3)
@@ -230,8 +221,8 @@ def warn_after_finish(run_dir: Path) -> Iterator[None]:
 
 def outcome(run_dir: Path) -> str:
     """Draw the figures of a run; return its final losses and where its files are."""
-    if not is_finished(run_dir):
-        return f"stopped; the same command resumes from {newest_checkpoint(run_dir)}"
+    if not folder.is_finished(run_dir):
+        return f"stopped; the same command resumes from {folder.newest_checkpoint(run_dir)}"
     run = load_run(run_dir)
     lines = [f"{run.name}: {run.facts.get('parameters') or 0:,} parameters, {run.tokens:,} tokens"]
     entropies = run.facts.get("unigram_entropy") or {}
@@ -245,7 +236,7 @@ def outcome(run_dir: Path) -> str:
     except Exception as error:  # the run went well; a plot that fails is not a failure
         lines.append(f"  no plot      {one_line(error)}")
     lines.append(f"  curves       {run_dir / CURVES}")
-    lines.append(f"  TensorBoard  tensorboard --logdir {event_folder(run_dir)}")
+    lines.append(f"  TensorBoard  tensorboard --logdir {folder.event_folder(run_dir)}")
     return "\n".join(lines)
 
 

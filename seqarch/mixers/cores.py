@@ -12,18 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seqarch import kernels
 from seqarch.arguments import Count, Limited
 from seqarch.errors import UserError
-from seqarch.kernels import (
-    attention_decode,
-    attention_entropy,
-    flops,
-    select_chunks,
-    softmax_attention,
-    top1_chunk_attention,
-    top1_chunk_decode,
-    top1_element_attention,
-)
 from seqarch.kernels.tensors import at_least_float32, is_tracked
 from seqarch.kernels.top1_chunk.op import CHUNK_SIZE, Selection, mean_keys
 from seqarch.mixers.base import Clock, MixerState
@@ -261,8 +252,8 @@ class SoftmaxCore(AttentionCore):
         if state is not None:
             k, v = state.extend(k, v)
             if state.clock is not None:
-                return attention_decode(q, k, v, state.clock.lengths, scale=scale, alibi_slopes=alibi_slopes)
-        return softmax_attention(
+                return kernels.attention_decode(q, k, v, state.clock.lengths, scale=scale, alibi_slopes=alibi_slopes)
+        return kernels.softmax_attention(
             q, k, v, scale=scale, window=self.window, alibi_slopes=alibi_slopes, cu_seqlens=cu_seqlens
         )
 
@@ -273,10 +264,10 @@ class SoftmaxCore(AttentionCore):
         return WindowState(cache.keys, cache.values, 0, max_length, self.window)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
-        return (12 if training else 4) * n_heads * head_dim * flops.causal_keys(seq_len, self.window) / seq_len
+        return (12 if training else 4) * n_heads * head_dim * kernels.flops.causal_keys(seq_len, self.window) / seq_len
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
-        return attention_entropy(
+        return kernels.attention_entropy(
             q, k, scale=scale, window=self.window, alibi_slopes=alibi_slopes, cu_seqlens=cu_seqlens
         )
 
@@ -296,15 +287,15 @@ class Top1ElementCore(AttentionCore):
         if state is not None:
             k, v = state.extend(k, v)
             if state.clock is not None:
-                return attention_decode(q, k, v, state.clock.lengths, scale=scale, hard=True)
-        return top1_element_attention(q, k, v, scale=scale, cu_seqlens=cu_seqlens)
+                return kernels.attention_decode(q, k, v, state.clock.lengths, scale=scale, hard=True)
+        return kernels.top1_element_attention(q, k, v, scale=scale, cu_seqlens=cu_seqlens)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         # Forward: scores. Backward: gradients of the distribution, the queries and the keys; values are copied.
-        return (8 if training else 2) * n_heads * head_dim * flops.causal_keys(seq_len) / seq_len
+        return (8 if training else 2) * n_heads * head_dim * kernels.flops.causal_keys(seq_len) / seq_len
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
-        return attention_entropy(q, k, scale=scale, cu_seqlens=cu_seqlens)
+        return kernels.attention_entropy(q, k, scale=scale, cu_seqlens=cu_seqlens)
 
 
 class Top1ChunkCore(AttentionCore):
@@ -345,14 +336,14 @@ class Top1ChunkCore(AttentionCore):
                 return self._decode(q, state, scale)
         means = state.complete_means()[0] if isinstance(state, ChunkMeansState) else None
         options: Any = {**self.options, "scale": scale, "chunk_means": means, "cu_seqlens": cu_seqlens}
-        return top1_chunk_attention(q, k, v, **options)
+        return kernels.top1_chunk_attention(q, k, v, **options)
 
     def _decode(self, q: Tensor, state: KeyValueState, scale: float) -> Tensor:
         """The output of the last token, from whole buffers: a slice would have a new shape at every token."""
         clock = state.clock or Clock.at(state.length - 1, q.shape[0], q.device)
         means = state.means[0] if isinstance(state, ChunkMeansState) else None
         options = {**self.options, "scale": scale, "chunk_means": means}
-        return top1_chunk_decode(q, state.keys, state.values, clock.lengths, **options)
+        return kernels.top1_chunk_decode(q, state.keys, state.values, clock.lengths, **options)
 
     def init_state(self, batch_size, max_length, n_kv_heads, head_dim, **like):
         cache = super().init_state(batch_size, max_length, n_kv_heads, head_dim, **like)
@@ -360,13 +351,15 @@ class Top1ChunkCore(AttentionCore):
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         size = self.chunk_size
-        candidates = flops.chunks_before(seq_len, size) * (size if self.selection == "exact" else 1)
-        attention = (12 if training else 4) * flops.chunk_keys(seq_len, size, self.remote_chunks)
+        candidates = kernels.flops.chunks_before(seq_len, size) * (size if self.selection == "exact" else 1)
+        attention = (12 if training else 4) * kernels.flops.chunk_keys(seq_len, size, self.remote_chunks)
         return n_heads * head_dim * (attention + 2 * candidates) / seq_len
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
-        chunks = select_chunks(q, k, **self.options, scale=scale, cu_seqlens=cu_seqlens)
-        return attention_entropy(q, k, scale=scale, chunk_size=self.chunk_size, chunks=chunks, cu_seqlens=cu_seqlens)
+        chunks = kernels.select_chunks(q, k, **self.options, scale=scale, cu_seqlens=cu_seqlens)
+        return kernels.attention_entropy(
+            q, k, scale=scale, chunk_size=self.chunk_size, chunks=chunks, cu_seqlens=cu_seqlens
+        )
 
     def extra_repr(self) -> str:
         return f"chunk_size={self.chunk_size}, selection={self.selection}, remote_chunks={self.remote_chunks}"

@@ -6,19 +6,10 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 
+from seqarch.report import panels as draw
 from seqarch.report.capabilities import Measured, paired_difference
 from seqarch.report.findings import Findings
-from seqarch.report.panels import (
-    IDENTITY,
-    Picture,
-    log_axis,
-    name_lines,
-    name_panels,
-    panels,
-    report_figure,
-    signed,
-    wrap,
-)
+from seqarch.report.panels import Picture, report_figure
 from seqarch.runs import tags
 
 BANDS = 5
@@ -47,7 +38,7 @@ def passkey(findings: Findings) -> Picture | None:
     if not maps:
         return None
     lengths = sorted({length for each in maps.values() for length in each})
-    figure, shown = panels(len(maps), sharey=True)
+    figure, shown = draw.panels(len(maps), sharey=True)
     colours = matplotlib.colormaps["viridis"].with_extremes(bad="#cccccc")
     for axes, ((name, hidden), columns) in zip(shown, maps.items(), strict=True):
         base = maps.get((findings.reference.name, hidden), {})
@@ -63,7 +54,7 @@ def passkey(findings: Findings) -> Picture | None:
         axes.grid(visible=False)
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set_yticks(range(BANDS), [f"{(each + 0.5) / BANDS:.1f}" for each in range(BANDS)])
-    name_panels(figure, shown, [", ".join(filter(None, (name, *hidden.split("_")))) for name, hidden in maps])
+    draw.name_panels(figure, shown, [", ".join(filter(None, (name, *hidden.split("_")))) for name, hidden in maps])
     figure.colorbar(shown[0].images[0], ax=shown, aspect=30, pad=0.02, label="share of passkeys found")
     figure.supxlabel("tokens in the prompt")
     figure.supylabel("depth of the passkey")
@@ -99,7 +90,7 @@ def loss_by_position(findings: Findings) -> Picture | None:
         return None
     domains = list(dict.fromkeys(domain for domain, _, _ in places.values()))[:4]
     compared = any(one.difference for tag in places for one in findings.capabilities[tag].values())
-    figure, shown = panels(len(domains) * (1 + compared), columns=len(domains))
+    figure, shown = draw.panels(len(domains) * (1 + compared), columns=len(domains))
     for column, domain in enumerate(domains):
         ranges = [(start, stop, tag) for tag, (where, start, stop) in places.items() if where == domain]
         for group in findings.groups:
@@ -110,17 +101,17 @@ def loss_by_position(findings: Findings) -> Picture | None:
             if compared:
                 paired = [(a, b, *one.difference) for a, b, one in known if one.difference is not None]
                 _by_position(figure, shown[column + len(domains)], findings, group.name, paired)
-    name_panels(figure, shown[: len(domains)], domains)
-    log_axis(shown[0], sorted({stop for _, _, stop in places.values()}))
+    draw.name_panels(figure, shown[: len(domains)], domains)
+    draw.log_axis(shown[0], sorted({stop for _, _, stop in places.values()}))
     if compared:
         for axes in shown[len(domains) :]:
-            axes.axhline(0, zorder=1, **IDENTITY)
-            axes.yaxis.set_major_formatter(signed)
-        shown[len(domains)].set_ylabel(f"difference to\n{wrap(findings.reference.name, 24)}")
+            axes.axhline(0, zorder=1, **draw.IDENTITY)
+            axes.yaxis.set_major_formatter(draw.signed)
+        shown[len(domains)].set_ylabel(f"difference to\n{draw.wrap(findings.reference.name, 24)}")
     shown[0].set_ylabel("loss")
     figure.supxlabel("position in the document (tokens)")
     figure.supylabel("nats per token")
-    name_lines(figure, findings)
+    draw.name_lines(figure, findings)
     return figure
 
 
@@ -153,7 +144,7 @@ def recall_by_state(findings: Findings) -> Picture | None:
     chosen = {tag: points for tag, points in chosen.items() if len(points) > 1}
     if not chosen:
         return None
-    figure, shown = panels(min(len(chosen), PANELS))
+    figure, shown = draw.panels(min(len(chosen), PANELS))
     for axes, (tag, points) in zip(shown, chosen.items(), strict=False):
         for name, size, value in points:
             style = findings.styles[name].line(linestyle="none", markersize=7)
@@ -162,11 +153,11 @@ def recall_by_state(findings: Findings) -> Picture | None:
             if value.low is not None and value.high is not None:
                 axes.vlines(size, value.low, value.high, color=style["color"], linewidth=0.9)
         axes.margins(x=0.15)
-    name_panels(figure, shown, list(chosen)[:PANELS])
-    log_axis(shown[0])
+    draw.name_panels(figure, shown, list(chosen)[:PANELS])
+    draw.log_axis(shown[0])
     figure.supxlabel("state of all layers at the training length (elements)")
     figure.supylabel("value of the metric")
-    name_lines(figure, findings)
+    draw.name_lines(figure, findings)
     return figure
 
 

@@ -17,29 +17,11 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.ticker import MaxNLocator
 
+from seqarch.report import panels as draw
 from seqarch.report.capability_figures import CAPABILITIES
 from seqarch.report.draft import EARLY, distance_curve
 from seqarch.report.findings import Findings, ModelGaps
-from seqarch.report.panels import (
-    BLANK,
-    IDENTITY,
-    Picture,
-    Plotted,
-    frame,
-    label,
-    log_axis,
-    name_lines,
-    name_panels,
-    overview,
-    padded,
-    panels,
-    report_figure,
-    row_panels,
-    signed,
-    title,
-    token_unit,
-    wrap,
-)
+from seqarch.report.panels import Picture, report_figure
 from seqarch.report.roles import OOD
 from seqarch.report.runs import IN_DOMAIN, Group, Run
 from seqarch.runs import tags
@@ -80,12 +62,12 @@ def scatter(findings: Findings) -> Picture | None:
         for (group, run), models in zip(findings.runs, ends, strict=True):
             points = run.evaluations
             x, y = points.in_domain, points.with_mean()[domain]
-            notes = _notes(findings, run, points.step, y, title(domain, findings.domains))
+            notes = _notes(findings, run, points.step, y, draw.title(domain, findings.domains))
             style = _line(findings, group, len(y), large=axes is shown[-1], linewidth=0.9)
             figure.plot(axes, group.name, x, y, notes, **style, alpha=TRUNK if len(models.tokens) > 1 else 1)
             large.append(np.stack([models.in_domain, models.with_mean()[domain]], axis=1))
             kept += [np.stack([x, y], axis=1)[points.tokens >= late * points.tokens.max()], large[-1][-1:]]
-        frame(axes, *np.concatenate(kept).T, spare=0.1 if findings.many else 0.6)
+        draw.frame(axes, *np.concatenate(kept).T, spare=0.1 if findings.many else 0.6)
         for (group, _), models in zip(findings.runs, large, strict=True):
             inside = [point for point in models if axes.viewLim.contains(*point)]
             style = findings.styles[group.name].line(markersize=7.5, zorder=3, linestyle="none")
@@ -106,21 +88,21 @@ def gap(findings: Findings) -> Picture | None:
     if not every:
         return None
     domains = [*findings.domains[-1:], *findings.domains[:-1]]
-    figure, shown = row_panels(len(domains), [wrap(label(group), 34) for group in findings.ranked])
+    figure, shown = draw.row_panels(len(domains), [draw.wrap(draw.label(group), 34) for group in findings.ranked])
     ends = [end for one in every for end in (*one.by_domain.values(), *_ends(one))]
-    limits = padded(np.array([0.0, *ends]))
+    limits = draw.padded(np.array([0.0, *ends]))
     for axes, domain in zip(shown, domains, strict=True):
         axes.axvline(0, color=findings.styles[findings.reference.name].colour, linewidth=1.2, zorder=1)
         for row, group in enumerate(findings.ranked):
             _gap(figure, axes, findings, group, domain, row, large=axes is shown[0])
         axes.set_xlim(*limits)
-    name_panels(figure, shown, [title(domain, domains) for domain in domains])
+    draw.name_panels(figure, shown, [draw.title(domain, domains) for domain in domains])
     at = findings.ranked.index(findings.reference)
     for name in (text for axes in shown for text in axes.get_yticklabels()[at : at + 1]):  # none inside of a line
         name.set_fontweight("bold")
     role = findings.role
     words = f"{role.loss} above {findings.reference.name} at the same {role.equal} (nats per token): left is better"
-    figure.supxlabel(wrap(words, 110))
+    figure.supxlabel(draw.wrap(words, 110))
     return figure
 
 
@@ -146,7 +128,7 @@ def _gap(figure: Picture, axes: Axes, findings: Findings, group: Group, domain: 
         notes = f"{group.name}\ngap, {domain}: {value:+.4f}{', a draft' if one.finished is None else ''}"
         figure.plot(axes, group.name, [value], [row], [notes], **style)
     elif large:
-        why: dict[str, Any] = {"va": "center", "color": "#666666", "fontsize": 8, "bbox": BLANK}
+        why: dict[str, Any] = {"va": "center", "color": "#666666", "fontsize": 8, "bbox": draw.BLANK}
         axes.text(0.02, row, "no gap: too little overlap", transform=axes.get_yaxis_transform(), **why)
 
 
@@ -184,8 +166,8 @@ def _zero_line(findings: Findings, figure: Picture, axes: Axes) -> None:
     """The reference in a panel of distances to it."""
     axes.axhline(0, color=findings.styles[findings.reference.name].colour, linewidth=1.4, zorder=1)
     x = np.concatenate([line.x for line in figure.plotted if line.axes is axes])
-    figure.plotted.append(Plotted(axes, findings.reference.name, np.array([x.min(), x.max()]), np.zeros(2), ()))
-    axes.yaxis.set_major_formatter(signed)
+    figure.plotted.append(draw.Plotted(axes, findings.reference.name, np.array([x.min(), x.max()]), np.zeros(2), ()))
+    axes.yaxis.set_major_formatter(draw.signed)
 
 
 @report_figure(
@@ -198,7 +180,7 @@ def budgets(findings: Findings) -> Picture | None:
     """The gap between finished models over the tokens that they were trained with, with 95 % intervals."""
     if not findings.finished:
         return None
-    figure, (axes,) = panels(1)
+    figure, (axes,) = draw.panels(1)
     figure.set_figheight(3.9)
     for number, (name, gap) in enumerate(findings.finished.items()):
         apart = DODGE ** (number - (len(findings.finished) - 1) / 2)  # so that no interval hides another
@@ -213,11 +195,11 @@ def budgets(findings: Findings) -> Picture | None:
         figure.plot(axes, name, tokens, means, notes, **style)
         axes.errorbar(tokens, means, widths, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2, zorder=1)
     _zero_line(findings, figure, axes)
-    log_axis(axes, sorted({each.tokens for gap in findings.finished.values() for each in gap.budgets}))
+    draw.log_axis(axes, sorted({each.tokens for gap in findings.finished.values() for each in gap.budgets}))
     axes.margins(x=0.06, y=0.1)
     figure.supxlabel("tokens that the finished models were trained with")
-    axes.set_ylabel(wrap(f"{findings.role.loss} above {findings.reference.name}", 40) + "\n(nats per token)")
-    name_lines(figure, findings, order=findings.ranked[::-1], note="reference")
+    axes.set_ylabel(draw.wrap(f"{findings.role.loss} above {findings.reference.name}", 40) + "\n(nats per token)")
+    draw.name_lines(figure, findings, order=findings.ranked[::-1], note="reference")
     return figure
 
 
@@ -238,7 +220,7 @@ def losses(findings: Findings) -> Picture:
     for axes, tag in zip(shown, names, strict=True):
         _clip(axes, [_curve(run, tag) for _, run in findings.runs], FRAME if findings.many else EARLY)
     figure.supylabel("loss (nats per token)")
-    name_lines(figure, findings, order=findings.ranked if findings.many else ())
+    draw.name_lines(figure, findings, order=findings.ranked if findings.many else ())
     return figure
 
 
@@ -264,16 +246,16 @@ def _entropies(findings: Findings, *, implied: bool) -> Picture | None:
     if not layers:
         return None
     depth = 1 + max(layer for _, curves in layers for layer in curves)
-    scale, unit = token_unit(max(run.tokens for run, _ in layers))
+    scale, unit = draw.token_unit(max(run.tokens for run, _ in layers))
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.93, depth))
-    figure, shown = panels(len(layers), sharey=True, columns=4 if len(layers) > 9 else None)
+    figure, shown = draw.panels(len(layers), sharey=True, columns=4 if len(layers) > 9 else None)
     for axes, (run, curves) in zip(shown, layers, strict=True):
         for layer, logged in curves.items():
             curve = _thin(logged)
             notes = _notes(findings, run, curve.step, curve.value, f"layer {layer}:")
             style = {"color": colours[layer], "linewidth": 1.3, "marker": "." if len(curve.value) == 1 else None}
             figure.plot(axes, "", curve.tokens / scale, curve.value, notes, **style)
-    name_panels(figure, shown, [run.name for run, _ in layers])
+    draw.name_panels(figure, shown, [run.name for run, _ in layers])
     shown[0].set_xlim(left=0)  # all share it, so that it comes after the longest run
     norm = BoundaryNorm(np.arange(depth + 1) - 0.5, depth)
     bar = figure.colorbar(ScalarMappable(norm, ListedColormap(colours)), ax=shown, aspect=30, pad=0.02)
@@ -320,9 +302,9 @@ def recall(findings: Findings) -> Picture | None:
         return None
     figure, shown = _over_tokens(findings, {tag: f"{distance:,} tokens apart" for distance, tag in distances.items()})
     for axes in shown:
-        axes.axhline(0, zorder=1, **IDENTITY)
+        axes.axhline(0, zorder=1, **draw.IDENTITY)
     figure.supylabel("nats saved per token")
-    name_lines(figure, findings, order=findings.ranked if findings.many else ())
+    draw.name_lines(figure, findings, order=findings.ranked if findings.many else ())
     return figure
 
 
@@ -334,24 +316,26 @@ FIGURES = (*OF_LOSSES, *CAPABILITIES, entropy, implied_entropy)
 
 def _domain_panels(findings: Findings) -> tuple[Picture, list[Axes]]:
     """A panel per domain. With many models the last panel is large."""
-    return overview(len(findings.domains), findings.groups) if findings.many else panels(len(findings.domains))
+    return (
+        draw.overview(len(findings.domains), findings.groups) if findings.many else draw.panels(len(findings.domains))
+    )
 
 
 def _label_domains(findings: Findings, figure: Picture, shown: Sequence[Axes], above: str, note: str = "") -> None:
     """Titles, axes and names of a figure with a panel per domain."""
-    name_panels(figure, shown, [title(domain, findings.domains) for domain in findings.domains])
+    draw.name_panels(figure, shown, [draw.title(domain, findings.domains) for domain in findings.domains])
     figure.supxlabel(f"{findings.role.axis} (nats per token): training runs to the right →")
     figure.supylabel(f"{above}\n(nats per token)")
     if findings.many:
-        name_lines(figure, findings, order=findings.ranked[::-1], note=note, right_of=shown[-1])
+        draw.name_lines(figure, findings, order=findings.ranked[::-1], note=note, right_of=shown[-1])
     else:
-        name_lines(figure, findings, note=note)
+        draw.name_lines(figure, findings, note=note)
 
 
 def _over_tokens(findings: Findings, names: Mapping[str, str]) -> tuple[Picture, list[Axes]]:
     """A panel over the tokens seen for each column of `curves.csv` with its title."""
-    scale, unit = token_unit(max(run.tokens for _, run in findings.runs))
-    figure, shown = panels(len(names))
+    scale, unit = draw.token_unit(max(run.tokens for _, run in findings.runs))
+    figure, shown = draw.panels(len(names))
     for axes, (tag, name) in zip(shown, names.items(), strict=True):
         for group, run in findings.runs:
             curve = _curve(run, tag)
@@ -359,7 +343,7 @@ def _over_tokens(findings: Findings, names: Mapping[str, str]) -> tuple[Picture,
                 style = _line(findings, group, len(curve.value), markers=15)
                 notes = _notes(findings, run, curve.step, curve.value, name)
                 figure.plot(axes, group.name, curve.tokens / scale, curve.value, notes, **style)
-    name_panels(figure, shown, names.values())
+    draw.name_panels(figure, shown, names.values())
     shown[0].set_xlim(left=0)
     figure.supxlabel(f"tokens seen{unit}")
     return figure, shown
@@ -400,7 +384,7 @@ def _line(
 def _clip(axes: Axes, curves: Sequence[Curve], early: float) -> None:
     """Puts the first `early` of training, where losses fall steeply, outside the axis if it would squeeze the rest."""
     late = [each.value[each.tokens >= early * each.tokens.max()] for each in curves if len(each.value)]
-    axes.set_ylim(*padded(np.concatenate(late)))
+    axes.set_ylim(*draw.padded(np.concatenate(late)))
 
 
 def _curve(run: Run, tag: str) -> Curve:

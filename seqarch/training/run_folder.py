@@ -26,29 +26,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 import seqarch
 from seqarch.data.tokenizer_files import write_tokenizer
 from seqarch.errors import DivergedError, UserError, of_storage, one_line, say
+from seqarch.runs import folder
 from seqarch.runs.curves import read_rows
-from seqarch.runs.folder import (
-    CONFIG,
-    CURVES,
-    EVALUATIONS,
-    EVENTS,
-    LOCK,
-    OWN,
-    RECORD,
-    TOKENIZER,
-    branches,
-    evaluation_paths,
-    event_folder,
-    is_finished,
-    newest_checkpoint,
-    read_config,
-    read_record,
-    run_name,
-    status,
-    step_of,
-    write_config,
-    write_record,
-)
+from seqarch.runs.folder import CONFIG, CURVES, EVALUATIONS, EVENTS, LOCK, OWN, RECORD, TOKENIZER
 from seqarch.runs.keys import difference
 from seqarch.training.checkpoint import check_optimizer, tokenizer_files
 from seqarch.training.curves import CurvesLogger
@@ -77,7 +57,7 @@ class RunFolder(L.Callback):
         self._origin: Path | None = None
         self._read_before: dict[str, str] = {}
         self._new = [each for each in (path, *path.parents) if not each.exists()]
-        self._events = event_folder(path)
+        self._events = folder.event_folder(path)
         self._before = {*self._events.glob(f"{EVENTS}*")}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -105,7 +85,9 @@ class RunFolder(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if not self._began and trainer.global_step >= trainer.max_steps:  # killed after its last checkpoint
             there = (self.path / RECORD).is_file()
-            self._record = read_record(self.path) if there else describe_run(self.path, trainer, pl_module, self.config)
+            self._record = (
+                folder.read_record(self.path) if there else describe_run(self.path, trainer, pl_module, self.config)
+            )
             self.on_train_end(trainer, pl_module)
         elif trainer.is_global_zero and not self._began:
             limit = "such as max_time, which counts the time before a resumption too"
@@ -114,7 +96,7 @@ class RunFolder(L.Callback):
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         noted = checkpoint["seqarch"]
-        if newest_checkpoint(self.path):  # one of another run has other hold-outs and rows
+        if folder.newest_checkpoint(self.path):  # one of another run has other hold-outs and rows
             Provenance.of_checkpoint(checkpoint).check(trainer.datamodule, self.path)
             self._noted = noted
             pl_module.began = began = noted.get("began", 0)
@@ -143,10 +125,10 @@ class RunFolder(L.Callback):
             elif isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                 _purge(logger, trainer.global_step + 1 if trainer.global_step else 0)
         if trainer.is_global_zero:
-            write_config(self.path, self.config)
+            folder.write_config(self.path, self.config)
             write_tokenizer(trainer.datamodule.tokenizer, self.path / TOKENIZER)
             self._record = record = describe_run(self.path, trainer, pl_module, self.config)
-            write_record(self.path, record)
+            folder.write_record(self.path, record)
             hardware = f"{record['hardware']['devices']} x {record['hardware']['device']}"
             steps = f"steps {trainer.global_step:,} to {trainer.max_steps:,}"
             say(f"{record['name']}: {record['parameters']:,} parameters, {steps}, {hardware}, into {self.path}")
@@ -192,9 +174,9 @@ class RunFolder(L.Callback):
             Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release()
 
-    def _end(self, status: str, **facts: Any) -> None:
-        self._record |= {"status": status, "finished": now(), **facts}
-        write_record(self.path, self._record)
+    def _end(self, outcome: str, **facts: Any) -> None:
+        self._record |= {"status": outcome, "finished": now(), **facts}
+        folder.write_record(self.path, self._record)
 
     def _remove_new_files(self, loggers: list[Any], mine: str) -> None:
         """Remove the new files of TensorBoard that have such a name, and the new folders if they are empty."""
@@ -256,7 +238,7 @@ def describe_run(path: Path, trainer: Any, pl_module: Any, config: dict[str, Any
     lm, data = pl_module.lm, trainer.datamodule
     on_gpu = pl_module.device.type == "cuda"
     return {
-        "name": one_line(run_name(path)),
+        "name": one_line(folder.run_name(path)),
         "status": "running",
         **describe_model(lm, data.sequence_length),
         "flops_counted": lm.flops_counted,
@@ -308,7 +290,7 @@ def check_same_run(path: Path, config: Mapping[str, Any], complete: Callable[[An
         if foreign := _foreign(path):
             raise UserError(f"{path} is not a run folder, it holds {', '.join(foreign[:3])}: name a new or empty one")
         return
-    if (other := difference(read_config(path), config, "resume", complete)) and not _failed_at_once(path):
+    if (other := difference(folder.read_config(path), config, "resume", complete)) and not _failed_at_once(path):
         instead = "choose another --run_dir, or delete that folder"
         if other.startswith("trainer.max_steps was ") and not other.endswith("keys"):
             longer = f"--trainer.max_steps {config['trainer']['max_steps']}"
@@ -326,7 +308,7 @@ def _foreign(path: Path) -> list[str]:
 
 def _failed_at_once(path: Path) -> bool:
     """Whether a run failed and left nothing that could be lost: no row of `curves.csv` and no checkpoint."""
-    if status(path) != "failed":
+    if folder.status(path) != "failed":
         return False
     return not read_rows(path / CURVES)[1] and not any(path.rglob("*.ckpt"))
 
@@ -338,7 +320,7 @@ def now() -> str:
 
 def unfinished_branches(run: str | Path) -> list[Path]:
     """The branches of a run that were begun and are not finished, shortest first."""
-    return [branch for branch in branches(run) if not is_finished(branch)]
+    return [branch for branch in folder.branches(run) if not folder.is_finished(branch)]
 
 
 def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> dict[int, int]:
@@ -371,19 +353,19 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
 def begin(run: Path, branch: Path, step: int) -> None:
     """Copy to a branch what the run has measured up to `step`, and the configuration with the branch's steps."""
     copy_measurements(run, branch, step)
-    write_config(branch, branch_config(branch, read_config(run)))
+    folder.write_config(branch, branch_config(branch, folder.read_config(run)))
 
 
 def copy_measurements(origin: Path, run: Path, step: int) -> None:
     """Copy to a run what the run that it comes from has measured up to a step, and later rows of its curves."""
     (run / EVALUATIONS).mkdir(parents=True, exist_ok=True)
     shutil.copy2(origin / CURVES, run / CURVES)
-    for losses in evaluation_paths(origin):
-        if step_of(losses) <= step:
+    for losses in folder.evaluation_paths(origin):
+        if folder.step_of(losses) <= step:
             shutil.copy2(losses, run / EVALUATIONS)
 
 
 def branch_config(branch: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a branch, given that of its trunk."""
-    trainer = {**config["trainer"], "max_steps": step_of(branch)}
+    trainer = {**config["trainer"], "max_steps": folder.step_of(branch)}
     return {**config, "trainer": trainer, "branches": {"at": None}, "run_dir": str(branch), "ckpt_path": None}

@@ -11,7 +11,6 @@ from torch import Tensor
 from seqarch.errors import UserError
 from seqarch.kernels import softmax_attention, top1_chunk_decode
 from seqarch.kernels.flops import causal_keys, last_queries
-from seqarch.mixers import cores
 from seqarch.mixers.cores import (
     AttentionCore,
     ChunkMeansState,
@@ -107,7 +106,7 @@ def test_top1_chunk_decodes_from_the_buffers_as_they_are(
         caches.append((k_cache.data_ptr(), v_cache.data_ptr(), *lengths.tolist()))
         return top1_chunk_decode(q, k_cache, v_cache, lengths, **options)
 
-    monkeypatch.setattr(cores, "top1_chunk_decode", decode)
+    monkeypatch.setattr("seqarch.kernels.top1_chunk_decode", decode)
     q, k, v = heads(18), heads(18), heads(18)
     whole = core(q, k, v, scale=1.0)
     buffers = state.keys.data_ptr(), state.values.data_ptr()

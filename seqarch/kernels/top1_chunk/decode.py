@@ -9,18 +9,7 @@ from seqarch.errors import UserError
 from seqarch.kernels.blocks import sdpa
 from seqarch.kernels.op import Backend, Op
 from seqarch.kernels.tensors import autocast_cast, check_decode, default_scale
-from seqarch.kernels.top1_chunk.op import (
-    CHUNK_SIZE,
-    Selection,
-    check_chunk_means,
-    check_selection,
-    chunk_masses,
-    chunk_obstacle,
-    heaviest_chunks,
-    select_chunks_reference,
-    top1_chunk_attention_reference,
-    top1_chunk_mask,
-)
+from seqarch.kernels.top1_chunk import op
 
 
 def top1_chunk_decode(
@@ -29,8 +18,8 @@ def top1_chunk_decode(
     v_cache: Tensor,
     lengths: Tensor,
     *,
-    chunk_size: int = CHUNK_SIZE,
-    selection: Selection = "exact",
+    chunk_size: int = op.CHUNK_SIZE,
+    selection: op.Selection = "exact",
     scale: float | None = None,
     chunk_means: Tensor | None = None,
     remote_chunks: int = 1,
@@ -63,10 +52,10 @@ def top1_chunk_decode(
     """
     q, k_cache, v_cache = autocast_cast(q, k_cache, v_cache)
     check_decode(q, k_cache, v_cache, lengths)
-    check_selection(chunk_size, selection, remote_chunks)
+    op.check_selection(chunk_size, selection, remote_chunks)
     if selection == "approx" and chunk_means is None:
         raise UserError("selection='approx' needs chunk_means, the stored mean keys of the complete chunks")
-    check_chunk_means(chunk_means, k_cache, chunk_size, selection)
+    op.check_chunk_means(chunk_means, k_cache, chunk_size, selection)
     options = chunk_size, default_scale(scale, q), chunk_means, remote_chunks  # chunk_means say that it is "approx"
     return TOP1_CHUNK_DECODE.run(backend, q, k_cache, v_cache, lengths, *options)
 
@@ -94,8 +83,8 @@ def _reference(
         rows = slice(None) if len(distinct) == 1 else (lengths == length).nonzero().squeeze(1)
         k, v = k_cache[rows, :length], v_cache[rows, :length]
         means = None if chunk_means is None else chunk_means[rows]
-        chunks = select_chunks_reference(q[rows], k, chunk_size, selection, scale, means)
-        o[rows] = top1_chunk_attention_reference(q[rows], k, v, chunks, chunk_size, scale)
+        chunks = op.select_chunks_reference(q[rows], k, chunk_size, selection, scale, means)
+        o[rows] = op.top1_chunk_attention_reference(q[rows], k, v, chunks, chunk_size, scale)
     return o
 
 
@@ -105,15 +94,15 @@ def _static(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *options: Any) -> 
     places, last = torch.arange(k.shape[1], device=q.device), lengths.long() - 1
     unseen = (places > last.unsqueeze(1))[:, :, None, None]
     k, v, last = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0), last.view(-1, 1, 1, 1)
-    mass = chunk_masses(q, k, chunk_means, k.shape[1] // chunk_size, chunk_size, scale)
-    chunks = heaviest_chunks(last // chunk_size, mass, remote_chunks)
-    return sdpa(q, k, v, scale, top1_chunk_mask(last, places, chunks, chunk_size))
+    mass = op.chunk_masses(q, k, chunk_means, k.shape[1] // chunk_size, chunk_size, scale)
+    chunks = op.heaviest_chunks(last // chunk_size, mass, remote_chunks)
+    return sdpa(q, k, v, scale, op.top1_chunk_mask(last, places, chunks, chunk_size))
 
 
 def _obstacle(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, chunk_size: int, *options: Any
 ) -> str | None:
-    return chunk_obstacle(q, chunk_size, options[-1])
+    return op.chunk_obstacle(q, chunk_size, options[-1])
 
 
 TOP1_CHUNK_DECODE = Op(
