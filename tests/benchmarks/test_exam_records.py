@@ -13,9 +13,8 @@ import pytest
 from benchmarks.budget_tables import compared, ranks
 from benchmarks.exam_records import pack, unpack
 from seqarch.errors import UserError
-from seqarch.runs.folder import branch_path
 from seqarch.tables import read_csv
-from tests.report.runs_for_tests import write_run
+from tests.report.runs_for_tests import write_branched, write_run
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/budget_tables.py"
 
@@ -34,10 +33,8 @@ def tabulate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def write_exam(exam: Path, branches: tuple[int, ...]) -> None:
     """Two models, of which one has OOD losses 0.2 above the other's."""
     for name, above in (("base", 0.0), ("other", 0.2)):
-        run = write_run(exam / name / "seed_0", name, gap=above, noise=0.0)
+        write_branched(exam / name / "seed_0", name, branches, gap=above, noise=0.0)
         write_run(exam / name / "ladder/rate_1.00e-03/seed_0", "rate_1.00e-03", steps=100)
-        for steps in branches:
-            write_run(branch_path(run, steps), name, gap=above, steps=steps, noise=0.0)
     for config in exam.rglob("config.yaml"):
         config.write_text("model: {d_model: 8, learning_rate: 0.001}\n")
 

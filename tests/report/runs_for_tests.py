@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from seqarch.report.findings import Findings
 from seqarch.report.runs import check_losses, read_groups
+from seqarch.runs.folder import branch_path, result_path
+from seqarch.runs.results import Value, interval, write_result
 
 DOMAINS = ("code", "legal")
 RECORD = {
@@ -79,6 +82,14 @@ def write_run(
     return folder
 
 
+def write_branched(folder: Path, name: str, branches: tuple[int, ...] = (100, 200), **options: Any) -> Path:
+    """Writes a run with finished models of fewer steps."""
+    run = write_run(folder, name, **options)
+    for steps in branches:
+        write_run(branch_path(run, steps), name, **{**options, "steps": steps})
+    return run
+
+
 def evaluation(
     random: np.random.Generator,
     inside: float,
@@ -105,3 +116,30 @@ def load_groups(folders, domains=()):
     groups = read_groups(folders, domains)
     check_losses(groups)
     return groups
+
+
+def write_samples(run, task, samples, *, step=400, group="few_shot", chance=None, settings=None, sha256="a"):
+    """A result file whose metrics are the means of the samples; `depth` is none."""
+    metrics = {
+        tag: Value(float(each.mean()), *interval(each), len(each), chance)
+        for tag, each in samples.items()
+        if tag != "depth"
+    }
+    facts = {"task": task, "group": group, "version": 1, "rows": {"where": "here", "sha256": {task: sha256}}}
+    write_result(result_path(run, step, task), facts | {"settings": settings or {}, "prefix": "eos"}, metrics, samples)
+
+
+def write_capable(folder: Path, names: dict[str, float], domains: tuple[str, ...] = ("code", "legal")) -> Findings:
+    """Models with everything that a figure can show, by their gaps."""
+    runs = []
+    for number, (name, gap) in enumerate(names.items()):
+        tag, facts = "implied_entropy" if gap else "entropy", {"state_elements": 90_000 * 4**number}
+        run = write_branched(folder / f"{number}", name, gap=gap, entropy_tag=tag, facts=facts, domains=domains)
+        for length in (8192, 65536):
+            found = {f"passkey/{length}/contains": np.ones(50), "depth": np.linspace(0, 1, 50)}
+            write_samples(run, f"passkey_{length}", found, group="passkey", settings={"length": length})
+        ranges = ("0-2048", "2048-8192", "8192-16384", "16384-32768", "32768-65536")
+        losses = {f"loss_by_position/{d}/{each}": np.array([3, 2.9 + gap]) for d in ("books", "law") for each in ranges}
+        write_samples(run, "long", losses, group="long")
+        runs.append(run)
+    return Findings.read(runs)

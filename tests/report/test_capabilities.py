@@ -16,19 +16,9 @@ from seqarch.report.page import capability_table, render
 from seqarch.report.tables import capabilities, write_tables
 from seqarch.runs import few_shot
 from seqarch.runs.folder import result_path
-from seqarch.runs.results import Value, interval, write_result
+from seqarch.runs.results import interval
 from tests.report.runs_for_tests import write_run
-
-
-def write(run, task, samples, *, step=400, group="few_shot", chance=None, settings=None, sha256="a"):
-    """A result file whose metrics are the means of the samples; `depth` is none."""
-    metrics = {
-        tag: Value(float(each.mean()), *interval(each), len(each), chance)
-        for tag, each in samples.items()
-        if tag != "depth"
-    }
-    facts = {"task": task, "group": group, "version": 1, "rows": {"where": "here", "sha256": {task: sha256}}}
-    write_result(result_path(run, step, task), facts | {"settings": settings or {}, "prefix": "eos"}, metrics, samples)
+from tests.report.runs_for_tests import write_samples as write
 
 
 def test_the_average_is_over_the_tasks_that_all_models_have(runs):

@@ -14,13 +14,11 @@ from seqarch.report.page import render
 from seqarch.report.runs import load_run
 from seqarch.report.tables import standings
 from seqarch.runs.folder import branch_path
-from tests.report.runs_for_tests import write_run
+from tests.report.runs_for_tests import write_branched, write_run
 
 
 def test_finished_models_are_the_ends_of_the_branches_and_of_the_run(tmp_path):
-    run = write_run(tmp_path / "it", "it", steps=400)
-    for steps in (200, 100):
-        write_run(branch_path(run, steps), "it", steps=steps)
+    run = write_branched(tmp_path / "it", "it", (200, 100))
     write_run(branch_path(run, 300), "it", steps=300, facts={"status": "stopped"})
     found = load_run(run).finished_models()
     assert found is not None
@@ -31,9 +29,7 @@ def test_finished_models_are_the_ends_of_the_branches_and_of_the_run(tmp_path):
 
 
 def test_a_run_whose_last_evaluation_is_not_finite_is_no_finished_model(tmp_path):
-    run = write_run(tmp_path / "it", "it", steps=400)
-    for steps in (200, 100):
-        write_run(branch_path(run, steps), "it", steps=steps)
+    run = write_branched(tmp_path / "it", "it", (200, 100))
     table = branch_path(run, 200) / "curves.csv"
     head, *rows = table.read_text().splitlines()
     last = dict(zip(head.split(","), rows[-1].split(","), strict=True)) | {"loss/ood/code": "nan"}
@@ -58,9 +54,7 @@ def test_a_branch_with_other_domains_is_named(tmp_path):
 def with_branches(folder, name, *, copying: float | str = 2.0, **facts):
     """Run folders of two seeds, finished at a quarter, a half and all of 400 steps; the trunk ends last."""
     for seed in (0, 1):
-        run = write_run(folder / name / f"seed_{seed}", name, seed=seed, noise=0.0, **facts)
-        for steps in (100, 200):
-            write_run(branch_path(run, steps), name, seed=seed, steps=steps, noise=0.0, **facts)
+        run = write_branched(folder / name / f"seed_{seed}", name, seed=seed, noise=0.0, **facts)
         table = (run / "curves.csv").read_text().splitlines()
         lines = [f"{table[0]},copying/gain", *(f"{line}," for line in table[1:-1]), f"{table[-1]},{copying}"]
         (run / "curves.csv").write_text("\n".join(lines) + "\n")
@@ -100,8 +94,7 @@ def test_a_model_without_branches_has_a_draft_and_no_verdict(tmp_path):
 
 def test_a_model_with_other_branches_is_left_out_and_the_others_keep_their_gaps(tmp_path):
     runs = [*with_branches(tmp_path, "base"), *with_branches(tmp_path, "other", gap=0.2)]
-    odd = write_run(tmp_path / "odd", "odd", gap=0.2, steps=440)
-    write_run(branch_path(odd, 120), "odd", gap=0.2, steps=120)
+    odd = write_branched(tmp_path / "odd", "odd", (120,), gap=0.2, steps=440)
     found = compare([*runs, odd]).findings
     assert list(found.finished) == ["other"]
     assert found.unfinished["odd"].startswith("finished models of 492k, 1.8M and of ")
@@ -184,8 +177,7 @@ def test_the_standings_have_one_estimator_and_every_column(tmp_path):
 
 
 def test_the_gap_during_training_leaves_out_the_decay(tmp_path):
-    run = write_run(tmp_path / "it", "it", steps=400)
-    write_run(branch_path(run, 200), "it", steps=200)
+    run = write_branched(tmp_path / "it", "it", (200,))
     assert load_run(run).steady.step.max() == 400  # of a run whose schedule is not known
     (run / "config.yaml").write_text("seed_everything: 0\nmodel: {decay_share: 0.2}\n")
     assert load_run(run).steady.step.max() == 320

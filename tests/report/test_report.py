@@ -32,16 +32,6 @@ TABLES = ("models.csv", "gap.csv", "convergence.csv", "scatter.csv", "entropy.cs
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("runs")
-    return [
-        write_run(folder / "pp", "transformer_pp"),
-        write_run(folder / "top1", "_top1_$chunk$<b>", gap=0.05, speed=0.9),
-        write_run(folder / "mamba", "mamba2", gap=0.1, layers=0),
-    ]
-
-
-@pytest.fixture(scope="module")
 def made(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "report"
     written = compare(runs).write(out)
