@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from seqarch import kernels
 from seqarch.arguments import Count, Limited
 from seqarch.errors import UserError
+from seqarch.kernels import flops
 from seqarch.kernels.tensors import at_least_float32, is_tracked
 from seqarch.kernels.top1_chunk.op import CHUNK_SIZE, Selection, mean_keys
 from seqarch.mixers.base import Clock, MixerState
@@ -264,7 +265,7 @@ class SoftmaxCore(AttentionCore):
         return WindowState(cache.keys, cache.values, 0, max_length, self.window)
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
-        return (12 if training else 4) * n_heads * head_dim * kernels.flops.causal_keys(seq_len, self.window) / seq_len
+        return (12 if training else 4) * n_heads * head_dim * flops.causal_keys(seq_len, self.window) / seq_len
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
         return kernels.attention_entropy(
@@ -292,7 +293,7 @@ class Top1ElementCore(AttentionCore):
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         # Forward: scores. Backward: gradients of the distribution, the queries and the keys; values are copied.
-        return (8 if training else 2) * n_heads * head_dim * kernels.flops.causal_keys(seq_len) / seq_len
+        return (8 if training else 2) * n_heads * head_dim * flops.causal_keys(seq_len) / seq_len
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
         return kernels.attention_entropy(q, k, scale=scale, cu_seqlens=cu_seqlens)
@@ -351,8 +352,8 @@ class Top1ChunkCore(AttentionCore):
 
     def flops_per_token(self, seq_len, n_heads, head_dim, *, training=False):
         size = self.chunk_size
-        candidates = kernels.flops.chunks_before(seq_len, size) * (size if self.selection == "exact" else 1)
-        attention = (12 if training else 4) * kernels.flops.chunk_keys(seq_len, size, self.remote_chunks)
+        candidates = flops.chunks_before(seq_len, size) * (size if self.selection == "exact" else 1)
+        attention = (12 if training else 4) * flops.chunk_keys(seq_len, size, self.remote_chunks)
         return n_heads * head_dim * (attention + 2 * candidates) / seq_len
 
     def entropy(self, q, k, *, scale, alibi_slopes=None, cu_seqlens=None):
