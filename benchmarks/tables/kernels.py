@@ -116,7 +116,7 @@ def sharp() -> Table:
 def pieces() -> Table:
     """Softmax attention of the last queries of a sequence, forward, as in passes over prompts."""
     rows = Rows(read(), "pieces")
-    ways = ("FlashAttention-2", "cuDNN in two parts", "FlashAttention-4")
+    ways = ("FlashAttention-2", "FlashAttention-4")
     table = [["ms, forward", *ways]]
     for queries, shape in (
         ("3936", ("16", "7872", "12", "64")),
