@@ -11,16 +11,17 @@ OUT/settled.csv     whether each gap is settled, by the models of at most `--tok
 OUT/states.csv      parameters and elements of state of each model
 OUT/ranks.csv       whether models keep order and sign of their gap from each budget to the largest
 OUT/budgets.png     the figure of these gaps
-OUT/scatter.png     OOD over in-domain loss of the models that have a gap, without the reference at other rates
+OUT/scatter.png     OOD over in-domain loss of the models that have a gap
 
 `--domains` restricts all of them to some OOD domains. Runs with different documents of the other domains can then be
-compared.
+compared. `--left_out` takes patterns of names that ranks and figures leave out, such as `'transformer_pp-*'`.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,10 @@ def settled(findings: Findings, tokens: int) -> Iterator[tuple]:
         yield name, gap.headline.tokens, gap.headline.pairs, gap.word, sentence
 
 
-def compared(gaps: Iterable[dict[str, Any]], reference: str) -> set[str]:
-    """The models that have a gap, without the reference at other rates."""
-    return {row["run"] for row in gaps if row["tokens"] and not row["run"].startswith(f"{reference}-")}
+def compared(gaps: Iterable[dict[str, Any]], left_out: Sequence[str] = ()) -> set[str]:
+    """The models that have a gap, without those whose name matches a pattern."""
+    names = {row["run"] for row in gaps if row["tokens"]}
+    return {name for name in names if not any(fnmatch(name, pattern) for pattern in left_out)}
 
 
 def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
@@ -108,9 +110,9 @@ def rank_correlation(one: ArrayLike, other: ArrayLike) -> float:
     return float(spearmanr(one, other).statistic)
 
 
-def ranks(gaps: Sequence[dict[str, Any]], reference: str) -> Iterator[tuple]:
+def ranks(gaps: Sequence[dict[str, Any]], left_out: Sequence[str] = ()) -> Iterator[tuple]:
     """Spearman's rank correlation of the mean gaps with zero for the reference, and how many models keep their sign."""
-    names = compared(gaps, reference)
+    names = compared(gaps, left_out)
     means: dict[int, dict[str, float]] = {}
     for row in gaps:
         if row["domain"] == MEAN and row["run"] in names:
@@ -130,6 +132,7 @@ def main() -> None:
     parser.add_argument("--reference", required=True)
     parser.add_argument("--domains", nargs="+", default=())
     parser.add_argument("--tokens", type=int)
+    parser.add_argument("--left_out", nargs="+", default=())
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     comparison = compare(sorted(args.exam.glob("*/seed_*")), args.reference, args.domains)
@@ -151,10 +154,10 @@ def main() -> None:
     if args.tokens:
         write_csv(args.out / "settled.csv", SETTLED, settled(comparison.findings, args.tokens))
     by_name = [dict(zip(header, row, strict=True)) for row in rows]
-    write_csv(args.out / "ranks.csv", RANKS, ranks(by_name, args.reference))
-    shown = comparison.findings.only({args.reference, *compared(by_name, args.reference)})
-    for name, each in (("budgets", comparison), ("scatter", Comparison(shown))):
-        each.figures([name])[name].savefig(args.out / f"{name}.png", dpi=150)
+    write_csv(args.out / "ranks.csv", RANKS, ranks(by_name, args.left_out))
+    shown = Comparison(comparison.findings.only({args.reference, *compared(by_name, args.left_out)}))
+    for name, figure in shown.figures(["budgets", "scatter"]).items():
+        figure.savefig(args.out / f"{name}.png", dpi=150)
 
 
 if __name__ == "__main__":

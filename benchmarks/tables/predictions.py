@@ -16,7 +16,7 @@ import itertools
 from functools import cache
 from pathlib import Path
 
-from benchmarks.tables.results import RESULTS
+from benchmarks.tables.results import REFERENCE, RESULTS, SMALL
 from seqarch.tables import read_csv, readable
 
 WRITTEN = Path(__file__).parents[1] / "predictions.csv"
@@ -63,6 +63,19 @@ def _flips(variant: str, gaps: dict[str, float]) -> float | None:
     gaps = {"transformer_pp": 0.0, **gaps}  # the reference has no gap to itself
     pairs = itertools.combinations(sorted(models), 2)
     return sum((gaps[a] < gaps[b]) != (gaps[prefix + a] < gaps[prefix + b]) for a, b in pairs)
+
+
+def canon() -> list[list[str]]:
+    """In-domain loss, gap to the reference and what copying saves, without and with Canon layers; seed 0."""
+    gaps = {REFERENCE: 0.0, **_gaps("gap", "0", str(SMALL))}
+    table = [["model", "in-domain loss", "with Canon", "gap", "with Canon", "copying saves", "with Canon"]]
+    for model in sorted((name for name in gaps if f"canon_{name}" in gaps), key=gaps.__getitem__):
+        pair = (model, f"canon_{model}")
+        losses = [_losses()[name, "0", str(SMALL)] for name in pair]
+        in_domain, copying = ([float(row[key]) for row in losses] for key in ("in_domain", "copying"))
+        cells = [f"{loss:.3f}" for loss in in_domain] + [f"{gaps[name]:+.3f}" for name in pair]
+        table.append([f"`{model}`", *cells, *(f"{saved:.2f}" for saved in copying)])
+    return table
 
 
 def score(row: dict[str, str]) -> str:

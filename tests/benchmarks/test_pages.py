@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from benchmarks import pages
-from benchmarks.tables import left, options, recall, results, sizes, speed
+from benchmarks.tables import left, options, predictions, recall, results, sizes, speed
 from seqarch.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +95,18 @@ def test_what_110m_parameters_show() -> None:
     assert raw("window_128") > 1.5 * last["window_256"]
 
 
+def test_what_canon_layers_do() -> None:
+    rows = {row[0].strip("`"): [float(cell) for cell in row[1:]] for row in predictions.canon()[1:]}
+    falls = {model: gap - canon for model, (_, _, gap, canon, *_) in rows.items()}
+    assert 0.09 < falls.pop("transformer_pp") < 0.105
+    assert 0.125 < falls.pop("top1_chunk") < 0.135
+    assert falls.keys() == {"delta_net", "mamba2"}
+    assert max(falls.values()) <= 0
+    assert all((after > before) == (model not in falls) for model, (*_, before, after) in rows.items())  # copying
+    plain, canon = (sorted(rows, key=lambda model: rows[model][column]) for column in (2, 3))
+    assert plain == [*canon[:2], *canon[:1:-1]]
+
+
 def test_gaps_keep_their_sign_and_mamba2_falls() -> None:
     later = [model for model in results.models() if (model, results.LONG, "mean, raw") in results.gaps("fourteen")]
     assert all(raw(model) * raw(model, tokens=results.LONG) > 0 for model in later)
@@ -136,7 +148,7 @@ def test_records_give_the_published_files(
             (archives / path.name).symlink_to(path)
         records[name](archives, tmp_path / "exam")
     arguments = [str(tmp_path / "exam"), str(tmp_path / "tables"), "--reference", "transformer_pp"]
-    arguments += ["--tokens", str(results.SMALL)]
+    arguments += ["--tokens", str(results.SMALL), "--left_out", "transformer_pp-*", "canon_*", "*_sharp", "*_at_*"]
     monkeypatch.setattr(sys, "argv", ["budget_tables.py", *arguments])
     monkeypatch.setattr("seqarch.report.Comparison.figures", MagicMock())
     runpy.run_path(str(ROOT / "benchmarks/budget_tables.py"), run_name="__main__")
