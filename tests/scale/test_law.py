@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from seqarch.errors import UserError
 from seqarch.scale.law import Laws, Saving
@@ -64,6 +65,21 @@ def test_intervals_hold_the_true_saving():
     held = sum(each.low <= true_ratio() <= each.high for each in found)
     assert held >= 17  # at 95 %, fewer come in 0.3 % of the tests
     assert np.median([each.high - each.low for each in found]) < 0.2
+
+
+def test_intervals_are_as_wide_as_student_t_where_few_points_are_to_spare():
+    """With 3 degrees of freedom the fits of the bootstrap have the tails of Student's t, not of a normal distribution.
+
+    Each point is a run of its own, so that all shares of the noise give one variance. The noise is small, so that the
+    parameters are linear in it.
+    """
+    points = simulated(np.random.default_rng(0), within=1e-5)
+    chosen = [each for each in points if each.rung != "2e+07" and each.tokens != 10 * each.parameters]
+    laws = Laws([replace(each, seed=seed) for seed, each in enumerate(chosen)], 1000)
+    assert len(chosen) - len(laws.fit) == 3
+    low, first, third, high = np.quantile(laws.refits, (0.025, 0.25, 0.75, 0.975), axis=0)
+    wide, narrow = stats.t.ppf((0.975, 0.75), 3)
+    assert (high - low) / (third - first) == pytest.approx(np.full(len(laws.fit), wide / narrow), rel=0.15)
 
 
 def test_noise_is_split_between_runs_and_within():
