@@ -20,6 +20,7 @@ from typing import Any
 import seqarch
 from seqarch.data.verified import cache_folder
 from seqarch.errors import UserError
+from seqarch.exam.request import MOST_RUNS
 from seqarch.runs import folder
 from seqarch.runs.curves import last_step
 from seqarch.runs.files import read_json, write_json
@@ -84,7 +85,7 @@ Runs = Sequence[tuple[Entrant, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Exam:
-    """An exam: the reference, the candidates, and how many seeds of each, in the folder OUT/<size>."""
+    """An exam: the reference, the candidates, and how many seeds of each are asked for, in the folder OUT/<size>."""
 
     folder: Path
     size: str
@@ -111,9 +112,18 @@ class Exam:
     def key(self, entrant: Entrant, seed: int) -> str:
         return fingerprint(entrant.recipe, seed, self.checksums, entrant.code)
 
+    def seeds_of(self, entrant: Entrant) -> list[int]:
+        """The seeds that are asked for, and others whose runs are finished."""
+        finished = {run.name for run in (self.folder / entrant.name).glob("seed_*") if folder.is_finished(run)}
+        return [seed for seed in range(MOST_RUNS) if seed < self.seeds or f"seed_{seed}" in finished]
+
+    def runs(self, entrants: Sequence[Entrant]) -> list[tuple[Entrant, int]]:
+        """The runs of some models, seed by seed."""
+        return sorted(((each, seed) for each in entrants for seed in self.seeds_of(each)), key=lambda run: run[1])
+
     def finished(self, entrant: Entrant) -> list[Path]:
         """The run folders that are finished, in order of seeds."""
-        return [run for run in (self.run(entrant, seed) for seed in range(self.seeds)) if folder.is_finished(run)]
+        return [run for seed in self.seeds_of(entrant) if folder.is_finished(run := self.run(entrant, seed))]
 
     def cached(self, entrant: Entrant, seed: int) -> Path | None:
         """The finished run of another exam that is taken in place of this run, if nothing of this run is there."""
@@ -128,7 +138,7 @@ class Exam:
             rungs = [rung_of(entrant, factor) for factor in factors]
             for rung in rungs:
                 self.check_folder([rung], 0)
-            for seed in range(self.seeds):
+            for seed in self.seeds_of(entrant):
                 self.check_folder([entrant.at_rate(rung.rate) for rung in rungs] or [entrant], seed)
 
     def check_folder(self, possible: Sequence[Entrant], seed: int) -> None:

@@ -9,7 +9,8 @@ from seqarch.errors import UserError, unknown
 from seqarch.experiment.recipes import SIZE, bundled_recipes
 from seqarch.plugins import MIXERS, entries
 
-Runs = Annotated[int, Interval(1, 1000, "[]")]
+MOST_RUNS = 1000
+Runs = Annotated[int, Interval(1, MOST_RUNS, "[]")]
 """Seeds, or workers: each is in memory before the first run."""
 LIMITS = {
     "tiny": "A tiny exam shows only large effects and settles nothing",
@@ -27,7 +28,7 @@ class Models:
         mixers: what is examined: mixers by their class, or recipes by name or file.
         against: the reference, named like --mixer.
         data: folder of shards, or of text files called <domain>; by default the data of the size's recipe.
-        seeds: runs of each model.
+        seeds: runs of each model; finished runs of further seeds in the folder count too.
         workers: runs to make at the same time; by default one per GPU, or one per core of a CPU. More runs than GPUs
             share them.
         allow_code: packages whose classes the recipes may name.

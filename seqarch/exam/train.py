@@ -65,7 +65,7 @@ def train(exam: Exam, pool: Pool) -> tuple[Exam, dict[str, str]]:
             exam, failed = climb(exam, lambda runs: _make_runs(exam, runs, pool, later))
             say_rates(exam)
         ready = [entrant for entrant in exam.entrants if not exam.ladder or entrant.name in exam.rungs]
-        runs = [(entrant.for_seed(seed), seed) for seed in range(exam.seeds) for entrant in ready]
+        runs = [(entrant.for_seed(seed), seed) for entrant, seed in exam.runs(ready)]
         if exam.neighbour is not None:
             runs.insert(len(ready), (exam.neighbour, 0))
         failed |= _make_runs(exam, runs, pool)

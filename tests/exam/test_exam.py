@@ -104,6 +104,22 @@ def test_finished_runs_are_kept(exam, finished, trained, capsys):
     assert "already finished" in capsys.readouterr().out
 
 
+def test_a_verdict_counts_all_finished_seeds_of_the_folder(exam, finished, trained):
+    text = exam(*TOP1, "--seeds", "2") / "Top1Chunk-chunk_size=16/verdict.json"
+    before = text.read_bytes()
+    assert json.loads(before)["finished"]["seeds"] == [0, 1]
+    exam(*TOP1, "--seeds", "1")
+    assert trained == ["transformer_pp/seed_1", "Top1Chunk-chunk_size=16/seed_1"]
+    assert text.read_bytes() == before
+
+
+def test_a_finished_run_of_another_exam_counts_at_no_seed(exam, finished):
+    model = finished / "Top1Chunk-chunk_size=16"
+    shutil.copytree(model / "seed_0", model / "seed_1")
+    with pytest.raises(UserError, match="seed_1 is not a run of this exam, it was made with another recipe or data"):
+        exam(*TOP1, "--seeds", "1")
+
+
 def test_the_reference_serves_every_exam(exam, made, finished, trained):
     folder = exam("--mixer", "Attention", "--mixer.window", "8", out="elsewhere")
     assert trained == ["Attention-window=8/seed_0"]
