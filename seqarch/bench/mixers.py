@@ -1,13 +1,15 @@
 """`seqarch bench mixers`: a training step of each recipe, each in a process of its own, as one table of rows."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seqarch.bench.jobs import Job, Row, Table, report_failures, run_job, shown
+from seqarch.data.verified import cache_folder
 from seqarch.errors import one_line, unknown
 from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe, mixer_classes
+from seqarch.plugins import MIXERS, entries
+from seqarch.runs.files import write_text
 
 COLUMNS = (
     *("name", "of", "model", "parameters", "precision", "micro_batch_size", "sequence_length", "documents"),
@@ -28,6 +30,8 @@ def recipe_job(
 def find_recipes(names: Sequence[str]) -> list[Path]:
     """Return the recipes that names mean: files, bundled recipes or mixers; without names, all of 110M parameters.
 
+    A mixer means the bundled recipes of 110M parameters that have it. Any other registered mixer gets one.
+
     Raises:
         UserError: a name is not among these.
     """
@@ -39,9 +43,18 @@ def find_recipes(names: Sequence[str]) -> list[Path]:
             chosen += of_mixer
         elif name.endswith((".yaml", ".yml")) or name in bundled or name + SIZE in bundled:
             chosen.append(find_recipe(name))
+        elif name in entries(MIXERS):
+            chosen.append(write_recipe(name))
         else:
-            raise unknown("recipe or mixer", name, {*bundled, *itertools.chain(*sized.values())})
+            raise unknown("recipe or mixer", name, {*bundled, *entries(MIXERS)})
     return list(dict.fromkeys(chosen))
+
+
+def write_recipe(mixer: str) -> Path:
+    """Write a recipe of 110M parameters with this mixer at its defaults into the cache; return the file."""
+    path = cache_folder() / "bench" / f"{mixer}.yaml"
+    write_text(path, f"extends: base/110m.yaml\nmodel:\n  mixers:\n    mixer: {mixer}\n")
+    return path
 
 
 def bench_mixers(

@@ -91,6 +91,15 @@ def test_recipes_are_found_by_file_name_and_mixer():
     assert find_recipes([]) == sorted(ROOT.glob("recipes/*_110m.yaml"))
 
 
+def test_a_mixer_that_no_recipe_of_110m_has_gets_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path))
+    first, (recipe,) = find_recipes(["Top1Element", "GatedConvolution"])[0], find_recipes(["GatedConvolution"])
+    assert first == ROOT / "recipes/top1_element_110m.yaml"
+    small = {key: value for key, value in SMALL.items() if "n_heads" not in key}
+    sizes = {"data.micro_batch_size": 1, "data.sequence_length": 16, "model.vocab_size": 300}
+    assert time_recipe(str(recipe), small | sizes, 1)["model"] == recipe.stem == "GatedConvolution"
+
+
 def test_bundled_recipes_are_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("top1_chunk", "recipes/top1_chunk_110m.yaml"):

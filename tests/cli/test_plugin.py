@@ -97,6 +97,17 @@ def test_recipe_trains_it_by_its_class_alone(plugin, shards, tmp_path):
     assert config["model"]["mixers"]["mean"] == {"class_path": "running_mean.RunningMean", "init_args": {"gain": 0.5}}
 
 
+@pytest.mark.commands
+def test_its_training_step_is_timed_by_its_name(plugin, tmp_path, monkeypatch):
+    monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "cache"))
+    sizes = {"micro_batch_size": 1, "sequence_length": 16, "steps": 1, "model.n_layers": 1, "model.compile": "false"}
+    options = {**sizes, "model.d_model": 16, "model.mixers.mixer.init_args.gain": 0.5}
+    done = seqarch("bench", "mixers", "RunningMean", *flags(**options), paths=[plugin], logs=tmp_path / "logs")
+    assert done.returncode == 0, done.stderr
+    assert "RunningMean                  seqarch  32-true" in done.stdout
+    assert (tmp_path / "cache/bench/RunningMean.yaml").is_file()
+
+
 @pytest.fixture
 def listed(monkeypatch, capsys):
     """Runs `seqarch mixers` in this process, with more packages installed: exit status, stdout and stderr."""
