@@ -18,6 +18,14 @@ from tests.kernels import naive
 pytestmark = pytest.mark.usefixtures("interpreter", "poison")
 
 
+@pytest.fixture
+def kernels(interpreter):
+    """The module of the kernels, which is imported with the interpreter on."""
+    from seqarch.kernels.top1_chunk import triton
+
+    return triton
+
+
 CASES = [
     # B, Tq, Tk, H, HK, D, chunk_size
     (1, 1, 1, 2, 1, 16, 16),
@@ -51,9 +59,7 @@ def test_definition(B, Tq, Tk, H, HK, D, C, selection):
         (8, 1, 20, 150, 1, 1, 16, 16, 0, "approx"),
     ],
 )
-def test_several_remote_chunks(remote_chunks, B, Tq, Tk, H, HK, D, C, short, selection, monkeypatch):
-    from seqarch.kernels.top1_chunk import triton as kernels
-
+def test_several_remote_chunks(remote_chunks, B, Tq, Tk, H, HK, D, C, short, selection, monkeypatch, kernels):
     monkeypatch.setattr(kernels, "SHORT", short)
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(B, Tq, H, D, Tk=Tk, HK=HK, normalised=True)]
     wide = [t.detach().double().requires_grad_() for t in tensors]
@@ -68,9 +74,7 @@ def test_several_remote_chunks(remote_chunks, B, Tq, Tk, H, HK, D, C, short, sel
 
 
 @pytest.mark.parametrize("scale", [1.0, 200.0])
-def test_every_way_to_compare_masses_of_several(scale, monkeypatch):
-    from seqarch.kernels.top1_chunk import triton as kernels
-
+def test_every_way_to_compare_masses_of_several(scale, monkeypatch, kernels):
     monkeypatch.setattr(kernels, "SHORT", 0)
     q, k, _ = (t.detach().float() for t in naive.draw(1, 200, 2, 16, normalised=True))
     options = {"chunk_size": 16, "scale": scale, "remote_chunks": 3}
@@ -99,21 +103,17 @@ def test_half_precision():
 
 @pytest.mark.parametrize("short", [0, 1000])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 60.0, 200.0])
-def test_every_way_to_compare_masses(scale, short, monkeypatch):
+def test_every_way_to_compare_masses(scale, short, monkeypatch, kernels):
     """Small scores go through a polynomial, large ones through logarithms, long sequences through a list of candidates;
     all agree with the definition."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     monkeypatch.setattr(kernels, "SHORT", short)
     q, k, _ = (t.detach().float() for t in naive.draw(1, 100, 2, 16, normalised=True))
     chunks = select_chunks(q, k, chunk_size=16, scale=scale, backend="triton")
     assert torch.equal(chunks, naive.select_chunks(q.double(), k.double(), chunk_size=16, scale=scale))
 
 
-def test_full_lists_beside_short_ones(monkeypatch):
+def test_full_lists_beside_short_ones(monkeypatch, kernels):
     """Queries of small length need few chunks, long ones all. Neighbours of both kinds go through either kernel."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     monkeypatch.setattr(kernels, "SHORT", 0)
     q, k, _ = (t.detach().float() for t in naive.draw(1, 500, 2, 16, normalised=True))
     q = torch.nn.functional.normalize(q + q[:, :1], dim=-1)
@@ -132,9 +132,7 @@ def test_full_lists_beside_short_ones(monkeypatch):
     ("scale", "remote_chunks", "borders"),
     [(1.0, 1, None), (1.0, 3, [0, 1, 60, 60, 100]), (200.0, 1, [0, 1, 60, 60, 100]), (200.0, 3, None)],
 )
-def test_parts_of_chunks(scale, remote_chunks, borders, monkeypatch):
-    from seqarch.kernels.top1_chunk import triton as kernels
-
+def test_parts_of_chunks(scale, remote_chunks, borders, monkeypatch, kernels):
     launch = kernels._all_launch
     monkeypatch.setattr(kernels, "_all_launch", lambda q, chunk_size: (*launch(q, chunk_size)[:3], 4))
     q, k, _ = (t.detach().float() for t in naive.draw(1, 100, 2, 16, normalised=True))
@@ -164,10 +162,8 @@ def test_chunk_means_replace_those_of_the_keys():
 
 
 @pytest.mark.parametrize("long", [0, 1000])
-def test_chunk_means_in_a_larger_buffer(long, monkeypatch):
+def test_chunk_means_in_a_larger_buffer(long, monkeypatch, kernels):
     """Neither the buffer's strides nor what lies after the means of earlier chunks plays a part."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     monkeypatch.setattr(kernels, "LONG", long)
     q, k, _ = (t.detach().half() for t in naive.draw(Tq=40, Tk=100))
     buffer = torch.full((2, 9, 4, 16), float("nan"), dtype=torch.half)
@@ -183,9 +179,7 @@ def test_chunk_means_in_a_larger_buffer(long, monkeypatch):
     ("selection", "short", "remote_chunks", "Tq"),
     [("exact", 0, 2, 55), pytest.param("exact", 128, 1, 100, marks=pytest.mark.no_cover), ("approx", 128, 3, 55)],
 )
-def test_packed_documents(selection, short, remote_chunks, Tq, monkeypatch):
-    from seqarch.kernels.top1_chunk import triton as kernels
-
+def test_packed_documents(selection, short, remote_chunks, Tq, monkeypatch, kernels):
     monkeypatch.setattr(kernels, "SHORT", short)
     borders = torch.tensor([0, 1, 40, 40, 57, 100], dtype=torch.int32)
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, Tq, 2, 16, Tk=100, HK=1)]
@@ -198,10 +192,8 @@ def test_packed_documents(selection, short, remote_chunks, Tq, monkeypatch):
 @pytest.mark.parametrize(
     ("takes", "unit"), [("one", 32), ("twice", 30), pytest.param("reversed", 32, marks=pytest.mark.no_cover)]
 )
-def test_any_selection(takes, unit, monkeypatch):
+def test_any_selection(takes, unit, monkeypatch, kernels):
     """A chunk that takes all queries is split into units, whose sums are added up. A chunk named twice counts once."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     monkeypatch.setattr(kernels, "UNIT", unit)
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 60, 4, 16, HK=2)]
     own = torch.arange(60).view(1, 60, 1).expand(1, 60, 4) // 16
@@ -214,9 +206,7 @@ def test_any_selection(takes, unit, monkeypatch):
     naive.assert_same_gradients(actual, expected, tensors, 1e-5)
 
 
-def test_groups_of_heads_change_no_bit(monkeypatch):
-    from seqarch.kernels.top1_chunk import triton as kernels
-
+def test_groups_of_heads_change_no_bit(monkeypatch, kernels):
     monkeypatch.setattr(kernels, "UNIT", 20)
     cu_seqlens = torch.tensor([0, 1, 70], dtype=torch.int32)
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 70, 4, 24, HK=2)]
@@ -247,10 +237,8 @@ def test_groups_of_heads_change_no_bit(monkeypatch):
 
 @pytest.mark.parametrize("K", range(2, 9))
 @pytest.mark.parametrize(("HK", "D"), [(12, 64), (16, 128), (1, 64), (7, 64)])
-def test_size_of_a_group(HK, D, K):
+def test_size_of_a_group(HK, D, K, kernels):
     """Its buffers are at most 4/3 of q, if there are enough key heads."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     q, k = (torch.empty(1, 102400, heads, D, dtype=torch.bfloat16, device="meta") for heads in (2 * HK, HK))
     groups = kernels._groups(q, k, torch.empty(1, 102400, 2 * HK, K, device="meta"))
     assert HK % groups == 0
@@ -259,10 +247,8 @@ def test_size_of_a_group(HK, D, K):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_compiles_without_breaks_for_any_length(monkeypatch):
+def test_compiles_without_breaks_for_any_length(monkeypatch, kernels):
     """With several groups of heads; `test_ops.py` compiles one group, one remote chunk and a fixed length."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     monkeypatch.setattr(kernels, "GROUP_BYTES", 0)
     tensors = [t.detach().float().requires_grad_() for t in naive.draw(1, 70, 2, 16)]
     wide = [t.detach().double().requires_grad_() for t in tensors]
@@ -286,10 +272,8 @@ def _near_ties(T):
 
 
 @pytest.mark.parametrize(("tied", "borders"), [(True, [0, 1, 1300, 1300, 1317, 1400]), (False, None)])
-def test_high_parts_of_mean_keys_first(tied, borders, monkeypatch):
+def test_high_parts_of_mean_keys_first(tied, borders, monkeypatch, kernels):
     """Long sequences compare high parts first, and both parts only for the queries for which they may change that."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     found = []
     undecided = kernels.undecided
     monkeypatch.setattr(kernels, "LONG", 0)
@@ -312,10 +296,8 @@ def test_high_parts_of_mean_keys_first(tied, borders, monkeypatch):
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 5), (3, 67), (5, 67), (67, 129)])
-def test_low_parts_decide_wherever_the_two_best_chunks_lie(first, second, monkeypatch):
+def test_low_parts_decide_wherever_the_two_best_chunks_lie(first, second, monkeypatch, kernels):
     """In one step of 64 mean keys, in the same place of two steps, or neither."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     monkeypatch.setattr(kernels, "LONG", 0)
     q = torch.ones(1, 3, 1, 16, dtype=torch.half)
     k = torch.zeros(1, 130, 16, 1, 16, dtype=torch.half)
@@ -328,10 +310,8 @@ def test_low_parts_decide_wherever_the_two_best_chunks_lie(first, second, monkey
 
 
 @pytest.mark.parametrize(("scale", "some"), [(0.05, True), (50.0, False)])
-def test_bounds_rule_chunks_out(scale, some):
+def test_bounds_rule_chunks_out(scale, some, kernels):
     """With small scores most chunks need no product; with large ones the bounds tell nothing, and every chunk stays."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     q, k, _ = (t.detach().float() for t in naive.draw(1, 320, 1, 16, normalised=True))
     q = torch.nn.functional.normalize(q + q[:, :1], dim=-1)
     layout = kernels.chunk_layout(320, 16, None)
@@ -349,11 +329,9 @@ def test_bounds_rule_chunks_out(scale, some):
 
 @pytest.mark.parametrize(("C", "D"), [(16, 16), (32, 16), (16, 32)])
 @pytest.mark.parametrize("scale", [0.05, 3.0, 50.0])
-def test_covariances_are_bounded_where_they_may_rule_a_chunk_out(scale, C, D):
+def test_covariances_are_bounded_where_they_may_rule_a_chunk_out(scale, C, D, kernels):
     """The bound lies between the largest eigenvalue and the trace, and is the trace where the mean eigenvalue is
     enough to keep a chunk for the shortest query."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     q, k, _ = (t.detach().float() for t in naive.draw(1, 6 * C, 1, D, normalised=True))
     q = 2 * q
     k[:, : 3 * C] = torch.nn.functional.normalize(k[:, :1] + 0.1 * k[:, : 3 * C], dim=-1)  # three narrow chunks
@@ -370,61 +348,8 @@ def test_covariances_are_bounded_where_they_may_rule_a_chunk_out(scale, C, D):
     assert kept.tolist() == {0.05: [False] * 6, 3.0: [False] * 3 + [True] * 3, 50.0: [True] * 6}[scale]
 
 
-@pytest.mark.parametrize("borders", [[0, 100], [0, 1, 17, 17, 60, 100], [0, 0, 100]])
-def test_layout(borders):
-    """Slots tile the sequence, restart at each document, and know their positions."""
-    from seqarch.kernels.top1_chunk.layout import chunk_layout
-
-    layout = chunk_layout(100, 16, torch.tensor(borders, dtype=torch.int32))
-    starts, first = [], []
-    for a, b in itertools.pairwise(borders):
-        first += [len(starts)] * (b - a)
-        starts += range(a, b, 16)
-    own = [sum(start <= position for start in starts) - 1 for position in range(100)]
-    assert layout.starts is not None
-    assert layout.own is not None
-    assert layout.first is not None
-    assert layout.starts.tolist() == starts + [100] * (layout.slots + 1 - len(starts))
-    assert layout.own.tolist() == own
-    assert layout.first.tolist() == first
-
-
-def test_buckets_and_tiles():
-    from seqarch.kernels.top1_chunk.layout import bucket_queries, tiles
-
-    keys = torch.randint(0, 29, (800,), dtype=torch.int32)
-    order, offsets = bucket_queries(keys, 28)
-    assert sorted(order.tolist()) == list(range(800))
-    for segment in range(28):
-        found = order[offsets[segment] : offsets[segment + 1]]
-        assert (keys[found] == segment).all()
-        assert found.tolist() == sorted(found.tolist())
-    segment, first = tiles(offsets, 8, 800)
-    for i, s in enumerate(segment.tolist()):
-        if s < 28:
-            assert first[s] <= i < first[s + 1]
-            assert offsets[s] + (i - first[s]) * 8 < offsets[s + 1]
-        else:
-            assert i >= first[-1]
-
-
-@pytest.mark.parametrize("counts", [[16, 16, 16], [15, 17, 0, 31, 8], [800], [0, 100, 1, 16, 7]])
-def test_full_tiles(counts):
-    """There is room for all of them, even if every segment is just large enough for two."""
-    from seqarch.kernels.top1_chunk.layout import tiles
-
-    offsets = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
-    segment, first = tiles(offsets, 8, sum(counts), full=True)
-    assert segment.shape[0] == sum(counts) // 8
-    assert first.diff().tolist() == [count // 8 if count >= 16 else 0 for count in counts]
-    wanted = [s for s, count in enumerate(counts) for _ in range(count // 8) if count >= 16]
-    assert segment.tolist() == wanted + [len(counts)] * (segment.shape[0] - len(wanted))
-
-
-def test_room_for_partial_sums():
+def test_room_for_partial_sums(kernels):
     """It is at most 8 bytes per query, head and selected chunk."""
-    from seqarch.kernels.top1_chunk import triton as kernels
-
     sizes = itertools.product((24, 64, 100, 128, 256), (16, 64, 128, 256), (torch.float32, torch.bfloat16))
     for D, chunk_size, dtype in sizes:
         keys, unit = kernels._unit(torch.empty(1, 1, 1, D, dtype=dtype), chunk_size)
