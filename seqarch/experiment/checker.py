@@ -23,7 +23,7 @@ from seqarch.arguments import Limited, check_limits, choices_of, has_limits, kin
 from seqarch.errors import UserError, near, one_line, one_of
 from seqarch.experiment.recipes import SEVERAL, bundled_recipes, compose, is_flag
 from seqarch.experiment.tree import SPEC, Tree
-from seqarch.plugins import refusal, resolve, trust
+from seqarch.plugins import FLAG, refusal, resolve, trust
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 SEQUENCES = (list, set, collections.abc.Sequence, collections.abc.Iterable)
@@ -216,6 +216,11 @@ class _Reader(NamedTuple):
             raise _wrong(kinds, tree, key)
         return plain
 
+    def _option(self, option: Option, tree: Tree, key: str) -> Any:
+        """The value of an option of a class. A default that is a class may be named: its code is trusted already."""
+        is_default = isinstance(option.default, type) and tree.value == _import_path(option.default)
+        return option.default if is_default else self.of(option.hint, tree, key)
+
     def _parts(self, kinds: Sequence[Any], tree: Tree, key: str) -> Any:
         choices = choices_of(kinds)
         is_scalar = not isinstance(tree.value, list | dict)
@@ -278,7 +283,7 @@ class _Reader(NamedTuple):
         if wrong := next((name for name in named_here if name not in options), None):
             place = f"{named_here[wrong].where}{key}: {target.__name__}"
             raise UserError(f"{place} has no option '{wrong}'{near(wrong, options)}")
-        set_here = {name: self.of(options[name].hint, part, f"{key}.{name}") for name, part in named_options.items()}
+        set_here = {name: self._option(options[name], part, f"{key}.{name}") for name, part in named_options.items()}
         unset = {name: option for name, option in options.items() if name not in {*set_here, *more.entries()}}
         if missing := [name for name, option in unset.items() if option.required]:
             raise UserError(f"{named.where}{key}: {target.__name__} needs the option {', '.join(missing)} in init_args")
@@ -363,6 +368,8 @@ def _kind(kind: Any) -> str:
         return f"a tuple with {len(inner)} elements"
     if origin in MAPPINGS:
         return "a mapping, such as {name: value}"
+    if origin is type:
+        return f"a class of seqarch, of a plug-in, or of a package that {FLAG} names"
     if base := class_of(kind)[0]:
         return f"{base.__name__}, as NAME or {{class_path: NAME, init_args: ...}}"
     return KINDS.get(kind) or getattr(kind, "__name__", str(kind))

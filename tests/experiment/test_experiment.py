@@ -273,6 +273,8 @@ def test_a_default_of_another_type_is_refused_unless_the_recipe_sets_the_option(
         (str, "3", {}),
         (torch.dtype, torch.float32, {}),
         (torch.dtype | None, None, {"odd": "torch.bfloat16"}),
+        (type[torch.nn.Module], torch.nn.LayerNorm, {}),
+        (type[torch.nn.Module] | None, torch.nn.LayerNorm, {"odd": "torch.nn.LayerNorm"}),
     ],
 )
 def test_what_an_option_may_hold_can_be_read_from_the_run(shards, tmp_path, odd, hint, default, init_args):
@@ -284,10 +286,22 @@ def test_what_an_option_may_hold_can_be_read_from_the_run(shards, tmp_path, odd,
     block: Any = again.build_on_meta().blocks[0]
     built = block.mixer.odd
     expected = init_args.get("odd", default)
+    if isinstance(built, type):
+        assert built is default
+        return
     if isinstance(built, torch.dtype):
         assert str(built) == str(expected)
         return
     assert built == (Colour.red if hint is Colour else built if expected is None else type(built)(expected))
+
+
+def test_a_class_that_is_no_default_needs_leave(shards, tmp_path, odd):
+    given = {key: value for key, value in options(shards, tmp_path / "run").items() if key != "model.mixers"}
+    recipe = odd(type[torch.nn.Module], torch.nn.LayerNorm, odd="torch.nn.RMSNorm")
+    with pytest.raises(UserError, match=r"odd is torch\.nn\.RMSNorm: expected a class of .* that --allow_code names$"):
+        Experiment.from_recipe(recipe, given, allow_code="tests")
+    block: Any = Experiment.from_recipe(recipe, given, allow_code=["tests", "torch"]).build_on_meta().blocks[0]
+    assert block.mixer.odd is torch.nn.RMSNorm
 
 
 def test_an_empty_name_is_no_checkpoint(fit, shards, monkeypatch):
