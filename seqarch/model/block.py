@@ -87,29 +87,39 @@ class Block(Limited, nn.Module):
         self.activation_checkpointing = False
         """Whether training keeps only the block's input and computes the rest again in the backward pass."""
 
-    def forward(self, x: Tensor, carry: Carry | None = None, **given: Any) -> tuple[Tensor, Carry]:
-        """Returns the new `x [B, T, d_model]` and the carry for the next block; the given one stays as it is.
-
-        What else is `given` are the arguments of `_mix`. With `losses` the carry holds the sums of what this mixer and
-        earlier ones add to the training loss. With a `piece`, `x` is a piece of sequences that several processes share.
-        """
-        if self.activation_checkpointing and given.get("state") is None and torch.is_grad_enabled():
-            # Inside the block, so that a compiled block has its checkpoint in the graph.
-            options: Any = {"use_reentrant": False, "context_fn": keep_selections}
-            found: Any = checkpoint(self._mix, x, carry or {}, **given, **options)
-            return found
-        return self._mix(x, carry or {}, **given)
-
-    def _mix(
+    def forward(
         self,
         x: Tensor,
-        carry: Carry,
+        carry: Carry | None = None,
         *,
         state: BlockState | None = None,
         cu_seqlens: Tensor | None = None,
         losses: bool = False,
         piece: Piece | None = None,
         tokens: Tensor | None = None,
+    ) -> tuple[Tensor, Carry]:
+        """Returns the new `x [B, T, d_model]` and the carry for the next block; the given one stays as it is.
+
+        With `losses` the carry holds the sums of what this mixer and earlier ones add to the training loss. With a
+        `piece`, `x` is a piece of sequences that several processes share.
+        """
+        carry = carry or {}
+        if self.activation_checkpointing and state is None and torch.is_grad_enabled():
+            # Inside the block, so that a compiled block has its checkpoint in the graph.
+            options: Any = {"use_reentrant": False, "context_fn": keep_selections}
+            found: Any = checkpoint(self._mix, x, carry, None, cu_seqlens, losses, piece, tokens, **options)
+            return found
+        return self._mix(x, carry, state, cu_seqlens, losses, piece, tokens)
+
+    def _mix(
+        self,
+        x: Tensor,
+        carry: Carry,
+        state: BlockState | None,
+        cu_seqlens: Tensor | None,
+        losses: bool,
+        piece: Piece | None,
+        tokens: Tensor | None,
     ) -> tuple[Tensor, Carry]:
         carry = dict(carry)  # a copy: activation checkpointing runs this again, from the same carry
         if piece is not None:
