@@ -19,7 +19,7 @@ from seqarch.errors import UserError
 from seqarch.kernels import rwkv7
 from seqarch.kernels.tensors import at_least_float32
 from seqarch.mixers.attention import Attend
-from seqarch.mixers.base import Carry, Mixer, MixerState, Scale, leave_undecayed, linear_flops, undecayed
+from seqarch.mixers.base import Carry, Losses, Mixer, MixerState, Scale, leave_undecayed, linear_flops, undecayed
 from seqarch.mixers.cores import AttentionCore, SoftmaxCore
 from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.options import with_options_of
@@ -332,17 +332,31 @@ class RWKV7Shell(RWKV7TimeMix):
             self.reset_around()
             self.mixer.reset_parameters()
 
-    def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Carry) -> Projected:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        state: RecurrentState | None = None,
+        cu_seqlens: Tensor | None = None,
+        carry: Carry | None = None,
+        losses: Losses | None = None,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
+        """As `RWKV7TimeMix.forward`; `losses` and `tokens` are for a mixer inside, see `Mixer.forward`."""
+        inside = {"losses": losses, "tokens": tokens}
+        return self.mix(x, state, cu_seqlens, {} if carry is None else carry, inside)
+
+    def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Any) -> Projected:
         if self.mixer is None:
-            return super().project(x, state, cu_seqlens, *carry)
+            return super().project(x, state, cu_seqlens, *carry[:1])
         delta = token_shift(x, state=state.shift if state else None, cu_seqlens=cu_seqlens) - x
         gate = self.gate(torch.addcmul(x, delta, self.gate_mix))
-        return Projected(torch.addcmul(x, delta, self.value_mix), (), (None, gate))
+        return Projected(torch.addcmul(x, delta, self.value_mix), carry[1:], (None, gate))
 
     def recur(self, values, *inputs, initial_state=None, cu_seqlens=None):
         if self.mixer is None:
             return self.attend(*inputs, values, state=initial_state, cu_seqlens=cu_seqlens), initial_state
-        mixed = self.mixer(values, **self.mixer.arguments(initial_state, cu_seqlens))
+        mixed = self.mixer(values, **self.mixer.arguments(initial_state, cu_seqlens, **dict(*inputs)))
         return self._heads(mixed), initial_state
 
     def init_sequence_state(self, batch_size: int, max_length: int, **like: Any) -> MixerState:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from seqarch.data.packing import NO_TARGET, as_documents
 from seqarch.errors import UserError
 from seqarch.mixers.base import Losses, Mixer
+from seqarch.mixers.rwkv7 import RWKV7Shell
 from seqarch.model import GeGLU, SequenceLM
 from seqarch.testing import MixerSuite
 from seqarch.training import fsdp
@@ -84,6 +85,23 @@ def test_layers_and_loops_are_summed_by_name(loops: int) -> None:
     assert len(seen) == 2 * loops
     for name in ("balance", "guess"):
         torch.testing.assert_close(lm.added[name], 0.5 * torch.stack([losses[name].detach() for losses in seen]).sum())
+    torch.testing.assert_close(total, plain + lm.added["balance"] + lm.added["guess"])
+
+
+class ByToken(Balanced):
+    """Adds the losses of a mixer whose output depends on the ids of the tokens."""
+
+    def forward(self, x: Tensor, *, losses: Losses | None = None, tokens: Tensor | None = None) -> Tensor:
+        assert tokens is not None
+        return super().forward(x, losses=losses) * tokens[..., None]
+
+
+def test_the_shell_of_a_mixer_hands_it_losses_and_tokens() -> None:
+    shell = partial(RWKV7Shell, n_heads=2, core=ByToken)
+    lm = SequenceLM(50, 16, 2, {"shell": shell}, feed_forward=GeGLU)
+    plain = lm(ROWS[:, :-1], ROWS[:, 1:])
+    total = lm(ROWS[:, :-1], ROWS[:, 1:], added=1.0)
+    assert set(lm.added) == {"balance", "guess"}
     torch.testing.assert_close(total, plain + lm.added["balance"] + lm.added["guess"])
 
 
