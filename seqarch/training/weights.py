@@ -65,9 +65,12 @@ def write_weights(
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file, with facts in its metadata."""
+    """Write a safetensors file, with facts in its metadata, that those may read who may read a new file."""
     with storage_errors():
-        save_file(dict(tensors), path, {"format": "pt", **(facts or {})})
+        path.touch()
+        mode = path.stat().st_mode
+        save_file(dict(tensors), path, {"format": "pt", **(facts or {})})  # safetensors lets only the owner read it
+        path.chmod(mode)
 
 
 def save(path: Path, content: Any) -> None:

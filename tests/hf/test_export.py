@@ -158,6 +158,7 @@ def test_the_command_writes_a_run_as_a_folder_with_a_card(run_dir, tmp_path, cap
     card = (out / "README.md").read_text()
     assert re.search(r"\| code +\| ood +\| \d\.\d{3} +\|", card)
     assert f"{lm.n_parameters():,}" in card
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1, "who may read the card may read the weights"
     assert "class_path: seqarch.mixers.attention.Attention" in card
     exported = "".join((out / name).read_text() for name in FILES if not name.endswith("safetensors"))
     assert str(run_dir.parent) not in exported, "a folder of this machine is not for the public"
