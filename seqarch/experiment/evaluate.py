@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import SeqarchWarning, UserError, absent, refused
+from seqarch.errors import SeqarchWarning, UserError, refused
 from seqarch.evaluation import Scorer, Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import evaluate_into
@@ -133,7 +133,7 @@ def _text(opened: Opened, tasks: Sequence[Task], root: str | None) -> tuple[Text
 def _data(opened: Opened, root: str | None) -> TextDataModule:
     """The data of the run: hold-outs that it was measured on, and its training text."""
     if not (options := opened.config.get("data")):
-        raise absent("file", run_of(opened.path) / CONFIG)
+        raise UserError(f"no section data in {run_of(opened.path) / CONFIG}: give text to `seqarch import --data`")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(TextDataModule, "data")
     with refused(f"the section data of the run's {CONFIG} is not one of seqarch", ArgumentError, TypeError, why=True):

@@ -20,6 +20,7 @@ import seqarch
 from seqarch import cli
 from seqarch.data.prepare import prepare
 from seqarch.errors import UserError
+from seqarch.experiment.evaluate import evaluate_checkpoint
 from seqarch.hf.export import export
 from seqarch.hf.imports import import_model
 from seqarch.report import compare
@@ -195,6 +196,8 @@ def test_an_exported_folder_comes_back_bit_for_bit(name, exported, tmp_path):
     tokens = torch.randint(0, 257, (2, 20))
     assert torch.equal(again.cpu()(tokens), lm(tokens))
     assert tokenizer.name == "byte"
+    with pytest.raises(UserError, match=r"Copying reads .*: no section data in .*/run/config\.yaml: give text"):
+        evaluate_checkpoint(tmp_path / "run", "Copying")
 
 
 def test_a_damaged_exported_folder_leaves_no_run(exported, tmp_path):
