@@ -140,12 +140,12 @@ def resolve(
         check_is_class(path, found)
         check_name(f"{found.__module__}.{found.__qualname__}", allow)  # where it stands, wherever it was found
     elif (found := known.get(path)) is None:
-        right = near(path, words or [name for of_base in of_bases for name in _offered(of_base)])
+        right = near(path, words or [name for of_base in of_bases for name in _offered(of_base, bases)])
         raise UserError(f"there is no {'' if words else f'{kind} '}'{path}'{right}")
     if not issubclass(found, bases):
         raise UserError(f"{path} is not a {kind}")
-    if (missing := _missing(found)) or (found in bases and found.__module__.startswith(LIBRARIES)):
-        right = near(path, _offered({each.__name__: each for each in _subclasses(found)})) or ": name a subclass"
+    if (missing := _missing(found)) or _only_a_base(found, bases):
+        right = near("", _offered({each.__name__: each for each in _subclasses(found)}, bases)) or ": name a subclass"
         raise UserError(f"{path} is a base class{missing and f' without {missing}'}{right}")
     return found
 
@@ -155,10 +155,16 @@ def _precedence(found: type) -> tuple[bool, bool]:
     return found.__module__.startswith("seqarch."), found.__module__.startswith(LIBRARIES)
 
 
-def _offered(known: Mapping[str, type]) -> Collection[str]:
+def _only_a_base(found: type, bases: Collection[type]) -> bool:
+    """Whether a library means the class, one of the `bases`, only to be subclassed."""
+    return found in bases and found.__module__.startswith(LIBRARIES)
+
+
+def _offered(known: Mapping[str, type], bases: Collection[type]) -> Collection[str]:
     """The known classes that a recipe may have meant: declared ones or, if none is, those that are not abstract."""
     declared = known.keys() & {name for group in GROUPS for name in entries(group)}
-    return declared or [name for name, each in known.items() if name[0] != "_" and not _missing(each)]
+    usable = [name for name, each in known.items() if not _missing(each) and not _only_a_base(each, bases)]
+    return declared or [name for name in usable if name[0] != "_"]
 
 
 def _missing(kind: type) -> str:

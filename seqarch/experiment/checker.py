@@ -365,7 +365,7 @@ def _kind(kind: Any) -> str:
     if origin in SEQUENCES or (origin is tuple and inner[-1] is ...):
         return "a list, such as [a, b]"
     if origin is tuple:
-        return f"a tuple with {len(inner)} elements"
+        return f"a list of {len(inner)} elements, such as [{', '.join('abcdefgh'[: len(inner)])}]"
     if origin in MAPPINGS:
         return "a mapping, such as {name: value}"
     if origin is type:

@@ -3,6 +3,7 @@
 import collections
 import copy
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -265,7 +266,7 @@ def named_optimizer(factory: OptimizerFactory, groups: list[Group], rate: float,
                 raise UserError(f"{name} is an option of the model, for every optimizer: set model.{name}")
         for name, unused in UNUSED.items():
             if name not in takes and options[name] != unused:
-                raise UserError(f"{type(trial).__name__} has no {name}: set model.{name} to {unused}")
+                raise UserError(f"{type(trial).__name__} has no {name}: set model.{name} to {json.dumps(unused)}")
         shared = {name: options[name] for name in OF_THE_MODEL[:1] if name in takes}
         return factory([{**group, **shared} for group in groups], rate)
 

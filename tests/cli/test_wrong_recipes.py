@@ -36,7 +36,7 @@ def mixer(class_path, **init_args):
         ({"model": {"d_model": "many"}}, "r.yaml:3: model.d_model is many: expected a whole number"),
         ({"model": {"compile": "maybe"}}, "r.yaml:3: model.compile is maybe: expected true or false"),
         ({"model": {"norm": "rms"}}, "r.yaml:3: model.norm is rms: expected rmsnorm or layernorm"),
-        ({"model": {"betas": [0.9]}}, "r.yaml:3: model.betas is [0.9]: expected a tuple with 2 elements"),
+        ({"model": {"betas": [0.9]}}, "r.yaml:3: model.betas is [0.9]: expected a list of 2 elements, such as [a, b]"),
         ({"model": "big"}, "r.yaml:2: model is big: expected a mapping of its options"),
         ({"model": {"mixers": "Top1Chunk"}}, "r.yaml:3: model.mixers is Top1Chunk: expected a mapping"),
         ({"model": {"mixers": {"a": 3}}}, "r.yaml:4: model.mixers.a is 3: expected Mixer, as NAME or {class_path"),
