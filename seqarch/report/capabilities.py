@@ -35,6 +35,11 @@ class Measured:
     difference: tuple[float, float, float] | None = None
 
     @property
+    def of_loss(self) -> bool:
+        """Whether a task of the group `LOSS` measured it."""
+        return self.facts.get("group") == LOSS
+
+    @property
     def alike(self) -> bool:
         """Whether the model cannot be told apart from the reference."""
         return self.difference is not None and self.difference[1] <= 0 <= self.difference[2]
@@ -49,6 +54,9 @@ def capabilities(groups: Sequence[Group], reference: Group, *, losses: bool = Fa
     for group in groups:
         for tag, measured in _metrics(group, losses).items():
             metrics.setdefault(tag, {})[group.name] = measured
+    for tag, every in metrics.items():
+        # a tag of two tasks: the loss by position in long documents, and in the sequences of a run
+        metrics[tag] = {name: one for name, one in every.items() if not one.of_loss} or every
     for measured in metrics.values():
         base = measured.get(reference.name)
         for name, one in measured.items():
@@ -105,7 +113,7 @@ def _metrics(group: Group, losses: bool) -> dict[str, Measured]:
             if losses or result.content.get("group") != LOSS:
                 seeds.setdefault(task, []).append(result)
     metrics = {}
-    for results in seeds.values():
+    for results in sorted(seeds.values(), key=lambda each: each[0].content.get("group") != LOSS):  # others replace it
         step = max(each.step for each in results)
         latest = [each for each in results if each.step == step]
         first = latest[0]

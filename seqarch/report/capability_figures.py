@@ -85,17 +85,19 @@ def _share(band: np.ndarray, other: np.ndarray | None) -> str:
 )
 def loss_by_position(findings: Findings) -> Picture | None:
     """Loss over the position in the document, and its paired difference to the reference; a column per domain."""
-    places = {tag: place for tag in findings.capabilities if (place := tags.position_range(tag))}
+    every = findings.capabilities.items()
+    measured = {tag: models for tag, models in every if not any(one.of_loss for one in models.values())}
+    places = {tag: place for tag in measured if (place := tags.position_range(tag))}
     if not places:
         return None
     domains = list(dict.fromkeys(domain for domain, _, _ in places.values()))[:4]
-    compared = any(one.difference for tag in places for one in findings.capabilities[tag].values())
+    compared = any(one.difference for tag in places for one in measured[tag].values())
     figure, shown = draw.panels(len(domains) * (1 + compared), columns=len(domains))
     for column, domain in enumerate(domains):
         ranges = [(start, stop, tag) for tag, (where, start, stop) in places.items() if where == domain]
         for group in findings.groups:
-            measured = ((a, b, findings.capabilities[tag].get(group.name)) for a, b, tag in sorted(ranges))
-            known = [(a, b, one) for a, b, one in measured if one is not None]
+            each_place = ((a, b, measured[tag].get(group.name)) for a, b, tag in sorted(ranges))
+            known = [(a, b, one) for a, b, one in each_place if one is not None]
             values = [(a, b, one.value.value, one.value.low, one.value.high) for a, b, one in known]
             _by_position(figure, shown[column], findings, group.name, values)
             if compared:

@@ -391,7 +391,7 @@ def _check_seeds(run: Run, other: Run) -> None:
     one, two = run.modelled, other.modelled
     for key in [key for key in one if key in two and one[key] != two[key] and not may_differ(key, "seeds")]:
         pair = f"{run.folder}: {one[key]}, {other.folder}: {two[key]}"
-        raise UserError(f"two seeds are called '{run.name}', but their {key} differ ({pair}): rename one")
+        raise UserError(f"two seeds are called '{run.name}', but they differ in {key} ({pair}): rename one")
 
 
 def _check_comparable(run: Run, other: Run) -> None:
@@ -399,5 +399,5 @@ def _check_comparable(run: Run, other: Run) -> None:
     one, two = run.measured, other.measured
     for what in [what for what in one if what in two]:
         if one[what] != two[what] and not (isinstance(one[what], float) and abs(one[what] - two[what]) < 1e-6):
-            pair = f"'{run.name}' ({run.folder}) and '{other.name}' ({other.folder}) cannot be compared, their {what}"
-            raise UserError(f"{pair} differ ({one[what]} and {two[what]}): evaluate both alike, or set --domains")
+            pair = f"'{run.name}' ({run.folder}) and '{other.name}' ({other.folder}) cannot be compared, they differ"
+            raise UserError(f"{pair} in {what} ({one[what]} and {two[what]}): evaluate both alike, or set --domains")

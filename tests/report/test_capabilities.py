@@ -217,9 +217,9 @@ ONE_DOMAIN = {"domains": (), "facts": {"train": {"docs": 1.0}}}
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (ONE_DOMAIN, "cannot be compared, their OOD domains differ (code, legal and none)"),
-        ({"domains": ("code",)}, "their OOD domains differ (code, legal and code)"),
-        ({"facts": {"tokenizer": "mixtral"}}, "their tokenizer differ (byte and mixtral)"),
+        (ONE_DOMAIN, "cannot be compared, they differ in OOD domains (code, legal and none)"),
+        ({"domains": ("code",)}, "they differ in OOD domains (code, legal and code)"),
+        ({"facts": {"tokenizer": "mixtral"}}, "they differ in tokenizer (byte and mixtral)"),
     ],
 )
 def test_results_are_reported_where_no_losses_can_be_compared(tmp_path, options, said):
@@ -250,6 +250,24 @@ def test_results_are_reported_where_no_losses_can_be_compared(tmp_path, options,
     assert "Attention entropy" in page
     assert "<h2>The" in page
     assert "Losses in nats" not in page
+
+
+def test_positions_in_long_documents_and_in_sequences_are_not_mixed(tmp_path):
+    base = write_run(tmp_path / "base", "base")
+    other = write_run(tmp_path / "other", "other", facts={"tokenizer": "mixtral"})
+    by_position = "loss_by_position/books/{}".format
+    for run, task, group, means in (
+        (base, "LossByPosition", "loss", {"0-64": 1.0, "64-128": 1.0}),
+        (base, "ALongTask", "long", {"0-64": 3.0, "128-256": 3.0}),
+        (other, "LossByPosition", "loss", {"0-64": 1.0}),
+    ):
+        write(run, task, {by_position(each): np.full(9, mean) for each, mean in means.items()}, group=group)
+    found = Findings.read([base, other])
+    values = {tag: {name: one.value.value for name, one in each.items()} for tag, each in found.capabilities.items()}
+    assert values == {by_position(each): {"base": mean} for each, mean in (("0-64", 3), ("64-128", 1), ("128-256", 3))}
+    figure = loss_by_position.draw(found)
+    assert figure is not None
+    assert [np.asarray(line.get_ydata()).tolist() for line in figure.axes[0].get_lines()] == [[3, 3]]
 
 
 def test_the_heat_map_has_a_panel_for_each_haystack(runs):

@@ -47,7 +47,7 @@ def test_a_run_under_way_without_a_finished_branch_has_no_finished_model(tmp_pat
 def test_a_branch_with_other_domains_is_named(tmp_path):
     run = write_run(tmp_path / "it", "it")
     write_run(branch_path(run, 100), "it", steps=100, domains=("code", "other"))
-    with pytest.raises(UserError, match=r"branches/step_00000100\) cannot be compared, their OOD domains differ"):
+    with pytest.raises(UserError, match=r"branches/step_00000100\) cannot be compared, they differ in OOD domains"):
         load_run(run).finished_models()
 
 

@@ -91,7 +91,7 @@ def test_domains_may_be_chosen_among_ood_domains_too(tmp_path):
 
 def test_a_mix_is_not_compared_with_a_run_that_has_ood_domains(runs, tmp_path):
     other = write_run(tmp_path / "other", "other", mix=MIX)
-    with pytest.raises(UserError, match=r"their OOD domains differ \(none and code, legal\)"):
+    with pytest.raises(UserError, match=r"they differ in OOD domains \(none and code, legal\)"):
         load_groups([runs[0], other])
 
 

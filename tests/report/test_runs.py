@@ -260,7 +260,7 @@ def test_two_runs_of_one_name_and_seed_are_refused(tmp_path, run):
 
 def test_two_models_of_one_name_are_refused(tmp_path, run):
     other = write_run(tmp_path / "other", "a", steps=100, seed=1, facts={"parameters": 7})
-    assert "their parameters differ" in refusal(load_groups, [run, other])
+    assert "they differ in parameters" in refusal(load_groups, [run, other])
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_runs_of_one_name_with_other_options_of_the_model_are_refused(tmp_path, 
     for folder, config in zip(folders, ({"model": first}, options), strict=True):
         (folder / "config.yaml").write_text(json.dumps(config))
     if refused:
-        assert f"but their {refused} differ" in refusal(load_groups, folders)
+        assert f"but they differ in {refused}" in refusal(load_groups, folders)
     else:
         assert len(load_groups(folders)) == 1
 
@@ -293,9 +293,9 @@ def test_runs_of_one_name_with_other_options_of_the_model_are_refused(tmp_path, 
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({"tokenizer": "mixtral"}, "their tokenizer differ (byte and mixtral)"),
-        ({"train": {"docs": 1.0, "web": 2.0}}, "their train differ"),
-        ({"unigram_entropy": {"docs": 3.2}}, "their unigram entropy of the hold-out of docs differ (3.125 and 3.2)"),
+        ({"tokenizer": "mixtral"}, "they differ in tokenizer (byte and mixtral)"),
+        ({"train": {"docs": 1.0, "web": 2.0}}, "they differ in train"),
+        ({"unigram_entropy": {"docs": 3.2}}, "they differ in unigram entropy of the hold-out of docs (3.125 and 3.2)"),
     ],
 )
 def test_losses_that_are_not_the_same_quantity_are_not_compared(tmp_path, run, facts, expected):
@@ -314,13 +314,13 @@ def test_losses_on_other_text_or_in_another_context_are_not_compared(tmp_path, k
     if key == "num_workers":
         assert len(load_groups(folders)) == 2
     else:
-        expected = f"their data.{key} differ ({data.get(key, 1)} and {value}): evaluate both alike"
+        expected = f"they differ in data.{key} ({data.get(key, 1)} and {value}): evaluate both alike"
         assert expected in refusal(load_groups, folders)
 
 
 def test_other_ood_domains_are_not_compared(tmp_path, run):
     other = write_run(tmp_path / "other", "other", steps=100, domains=("code",))
-    assert "their OOD domains differ (code, legal and code)" in refusal(load_groups, [run, other])
+    assert "they differ in OOD domains (code, legal and code)" in refusal(load_groups, [run, other])
 
 
 def test_no_run_at_all_is_refused():
