@@ -57,6 +57,7 @@ class Preparation:
         text_field: field or column that holds the text, by default text; dots lead into objects, as in meta.text. With
             `append` by default that of the domain.
         domain_field: field or column that holds a domain's name: all domains are written at once, in place of `domain`.
+            Rows that `append` adds to one of them must name it there too.
         where: conditions that a row must meet, such as int_score>=4 or meta.lang=en. With `append` the domain's
             conditions hold too.
         holdout: share of the documents that is held out, 0 to 1, by default 0.02; with `append` that of the domain.
@@ -214,7 +215,8 @@ class Preparation:
         """How added documents are read and chosen: by what the domain's manifest states, and by this command."""
         fewest = max(filter(None, (self.min_tokens, before.min_tokens)), default=None)
         most = min(filter(None, (self.max_tokens, before.max_tokens)), default=None)
-        where = tuple(dict.fromkeys((*before.where, *self.where)))
+        own = [f"{before.domain_field}={before.domain}"] if before.domain_field else []
+        where = tuple(dict.fromkeys((*own, *before.where, *self.where)))
         field = before.text_field if self.text_field is None else self.text_field
         kept = {"text_field": field, "holdout": before.holdout, "where": where}
         return {**kept, "min_tokens": fewest, "max_tokens": most}

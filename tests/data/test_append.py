@@ -32,6 +32,14 @@ def test_the_conditions_of_the_domain_hold_for_added_rows(tmp_path: Path, capsys
     assert Domain(tmp_path / "web").manifest.where == ("score>=3",)
 
 
+def test_rows_of_other_domains_are_not_added(tmp_path: Path) -> None:
+    old = rows(tmp_path / "old.jsonl", text=["an old page", "an old book"], set=["web", "books"])
+    new = rows(tmp_path / "new.jsonl", text=["a new page", "a new book"], set=["web", "books"])
+    Preparation([old], tmp_path, tokenizer="byte", holdout=0, domain_field="set", workers=1).run()
+    Preparation([new], tmp_path, "web", append=True, workers=1).run()
+    assert texts_of(tmp_path / "web", "train") == ["an old page", "a new page"]
+
+
 def test_added_rows_without_the_field_of_a_condition_are_refused(tmp_path: Path) -> None:
     old = rows(tmp_path / "old.jsonl", text=["bad", "good"], score=[1, 4])
     new = rows(tmp_path / "new.jsonl", text=["unknown"])
