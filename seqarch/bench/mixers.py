@@ -9,7 +9,7 @@ from seqarch.data.verified import cache_folder
 from seqarch.errors import one_line, unknown
 from seqarch.experiment.recipes import SIZE, bundled_recipes, find_recipe, merged_recipe, mixer_classes
 from seqarch.plugins import MIXERS, entries
-from seqarch.runs.files import write_text
+from seqarch.runs.files import replaced, write_text
 
 COLUMNS = (
     *("name", "of", "model", "parameters", "precision", "micro_batch_size", "sequence_length", "documents"),
@@ -52,9 +52,10 @@ def find_recipes(names: Sequence[str]) -> list[Path]:
 
 def write_recipe(mixer: str) -> Path:
     """Write a recipe of 110M parameters with this mixer at its defaults into the cache; return the file."""
-    path = cache_folder() / "bench" / f"{mixer}.yaml"
-    write_text(path, f"extends: base/110m.yaml\nmodel:\n  mixers:\n    mixer: {mixer}\n")
-    return path
+    folder, name = cache_folder() / "bench", f"{mixer}.yaml"
+    with replaced(folder) as new:  # two commands may write it at once
+        write_text(new / name, f"extends: base/110m.yaml\nmodel:\n  mixers:\n    mixer: {mixer}\n")
+    return folder / name
 
 
 def bench_mixers(

@@ -5,6 +5,7 @@ import importlib
 import json
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -15,7 +16,7 @@ import torch
 from seqarch import cli
 from seqarch.bench import fla_models
 from seqarch.bench.jobs import Job, answer, versions
-from seqarch.bench.mixers import COLUMNS, _counterparts, bench_mixers, find_recipes, line, recipe_job
+from seqarch.bench.mixers import COLUMNS, _counterparts, bench_mixers, find_recipes, line, recipe_job, write_recipe
 from seqarch.bench.training_step import draw_documents, draw_tokens, flops_of, time_recipe, time_training
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
@@ -98,6 +99,13 @@ def test_a_mixer_that_no_recipe_of_110m_has_gets_one(tmp_path, monkeypatch):
     small = {key: value for key, value in SMALL.items() if "n_heads" not in key}
     sizes = {"data.micro_batch_size": 1, "data.sequence_length": 16, "model.vocab_size": 300}
     assert time_recipe(str(recipe), small | sizes, 1)["model"] == recipe.stem == "GatedConvolution"
+
+
+def test_several_commands_write_the_recipe_of_a_mixer_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path))
+    with ThreadPoolExecutor(4) as threads:
+        paths = set(threads.map(write_recipe, ["GatedConvolution"] * 200))
+    assert paths == {*tmp_path.glob("bench/*")} == {tmp_path / "bench/GatedConvolution.yaml"}
 
 
 def test_bundled_recipes_are_found_from_anywhere(tmp_path, monkeypatch):
