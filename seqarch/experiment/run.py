@@ -176,6 +176,7 @@ def starting_checkpoint(
 def build_trainer(objects: Namespace, config: Mapping[str, Any], run_dir: Path | None) -> Trainer:
     """Return the trainer of a recipe, whose other sections are instantiated; without `run_dir` it only evaluates."""
     options = dict(objects.trainer)
+    objects.model.asked_precision = options["precision"]
     check_machine(config)
     if options["accumulate_grad_batches"] != 1:
         raise UserError("leave trainer.accumulate_grad_batches out: data.sequences_per_step sets it")

@@ -107,6 +107,8 @@ class LanguageModel(Limited, L.LightningModule):
         """Copies and shards of the parameters, where a strategy has both."""
         self.piece: Piece | None = None
         """Which piece of each training sequence this process reads, where a strategy has several share it."""
+        self.asked_precision: str | int | None = None
+        """`trainer.precision` of the recipe; on a CPU Lightning replaces 16-mixed by bf16-mixed."""
         self._factors: dict[str, Factors] = {}
         self._seed = 0
         self.tasks: Sequence[Task] | None = None
@@ -184,7 +186,7 @@ class LanguageModel(Limited, L.LightningModule):
     def configure_optimizers(self):
         max_steps = self.trainer.max_steps
         self.check_schedule(max_steps)
-        if self.trainer.precision == "16-mixed":
+        if {self.trainer.precision, str(self.asked_precision)} & {"16-mixed", "16"}:
             raise UserError("trainer.precision 16-mixed scales gradients, which clipping does not undo: use bf16-mixed")
         optimizer = self.new_optimizer()
         if self.optimizer_factory is not None:

@@ -358,6 +358,8 @@ def test_the_documented_repair_of_a_folder_that_two_runs_wrote(fit, tmp_path, mo
         ("reload_dataloaders_every_n_epochs", 1, r"trainer\.reload_dataloaders_every_n_epochs is 1, but samples"),
         ("min_steps", 2, r"trainer\.min_steps is 2, but samples follow"),
         ("overfit_batches", 1, r"trainer\.overfit_batches is 1, but samples follow"),
+        ("precision", "16-mixed", r"16-mixed scales gradients, .*: use bf16-mixed"),
+        ("precision", "16", r"16-mixed scales gradients, .*: use bf16-mixed"),
     ],
 )
 def test_options_that_would_not_train(fit, option, value, message):
