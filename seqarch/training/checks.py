@@ -49,6 +49,8 @@ def check_pieces(lm: SequenceLM, piece: Piece, document_mask: bool, sequence_len
 def check_trainer(trainer: L.Trainer) -> None:
     """Refuse options of the trainer that prevent training or that training would not follow."""
     Interval(0).check("trainer.gradient_clip_val", trainer.gradient_clip_val)
+    if trainer.gradient_clip_algorithm not in (None, "norm"):
+        raise UserError("trainer.gradient_clip_algorithm must be norm, as it is by default")
     for option, default in UNUSED.items():
         value = getattr(trainer, option)
         # 1 is one batch, 1.0 is all; None stands in where an option is left out

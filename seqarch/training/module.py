@@ -251,8 +251,6 @@ class LanguageModel(Limited, L.LightningModule):
 
     def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None) -> None:
         """Clip by norm. Lightning refuses this for fused optimizers, which matters only for fp16's loss scaling."""
-        if gradient_clip_algorithm not in (None, "norm"):
-            raise UserError("trainer.gradient_clip_algorithm must be norm, as it is by default")
         norm = torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val or float("inf"))
         self.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
 
