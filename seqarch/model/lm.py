@@ -239,7 +239,7 @@ class SequenceLM(Limited, nn.Module):
 
     def init_state(self, batch_size: int, max_length: int, device: Device, dtype: torch.dtype) -> LMState:
         """The state before the first token, for `batch_size` sequences of at most `max_length` tokens."""
-        self._check_positions(max_length)
+        self.check_positions(max_length)
         blocks = self._blocks() * self.loops
         return LMState([block.init_state(batch_size, max_length, device, dtype) for block in blocks])
 
@@ -295,14 +295,15 @@ class SequenceLM(Limited, nn.Module):
     def _embed(self, tokens: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
         x = self.embedding(tokens)
         if self.positions is not None:
-            self._check_positions(known_end(tokens, offset, cu_seqlens))
+            self.check_positions(known_end(tokens, offset, cu_seqlens))
             x = x + self.positions(document_positions(tokens, start=offset, cu_seqlens=cu_seqlens))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         # Under autocast only the embedding keeps the residual stream in fp32, which is twice the memory traffic.
         return x if self.residual_in_fp32 else x.to(autocast_dtype(x))
 
-    def _check_positions(self, length: int) -> None:
+    def check_positions(self, length: int) -> None:
+        """Raise `UserError` if sequences of `length` tokens have more positions than are learned."""
         if self.positions is not None and length > self.positions.num_embeddings:
             raise UserError(f"learned_positions is {self.positions.num_embeddings}: a sequence of {length} needs more")
 

@@ -15,7 +15,10 @@ UNUSED = {
     **{"fast_dev_run": False, "max_epochs": -1, "overfit_batches": 0.0, "limit_train_batches": 1.0},
     **{"reload_dataloaders_every_n_epochs": 0, "min_steps": None},
 }
-"""Options of the trainer that training cannot follow, each with the value that changes nothing."""
+"""Options of the trainer that training cannot follow, each with the value that changes nothing.
+
+1 is one batch, 1.0 is all. `None` stands in where an option is left out.
+"""
 
 
 def check_capability(lm: SequenceLM, capability: str, option: str) -> None:
@@ -53,6 +56,5 @@ def check_trainer(trainer: L.Trainer) -> None:
         raise UserError("trainer.gradient_clip_algorithm must be norm, as it is by default")
     for option, default in UNUSED.items():
         value = getattr(trainer, option)
-        # 1 is one batch, 1.0 is all; None stands in where an option is left out
         if value is not None and (type(value), value) != (type(default), default):
             raise UserError(f"trainer.{option} is {value}, but samples follow from max_steps and data: leave it out")

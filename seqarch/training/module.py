@@ -212,6 +212,9 @@ class LanguageModel(Limited, L.LightningModule):
 
     def on_fit_start(self) -> None:
         self._seed = torch.initial_seed()
+        trainer: Any = self.trainer
+        length = 0 if self.document_mask else trainer.datamodule.sequence_length  # documents may be shorter
+        self.built().check_positions(length)
 
     def on_train_start(self) -> None:
         """Follow the options of this run: a restored optimizer has those of the run that wrote the checkpoint."""

@@ -193,6 +193,7 @@ REFUSALS = {
     "before it reads the data": ({"data.root": "nowhere"}, "there is no folder 'nowhere'"),
     "before it makes the optimizer": ({"trainer.gradient_clip_val": "-1"}, "must be at least 0, not -1"),
     "before a gradient is clipped": ({"trainer.gradient_clip_algorithm": "value"}, "must be norm, as it is by default"),
+    "before it reads a sequence": ({"model.learned_positions": "20"}, "learned_positions is 20: a sequence of 48"),
     "before it makes the loggers": ({"trainer.fast_dev_run": "true"}, "fast_dev_run"),
     "before a branch that cannot leave": ({"branches.at": "[0.5]"}, "set model.decay_share"),
     "before its first step": ({"trainer.max_time": "00:00:00:00"}, "no step was taken"),
