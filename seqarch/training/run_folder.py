@@ -334,8 +334,8 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
     Raises:
         UserError: the trunk's rate is not constant, a branch would leave before the end of the warm-up, or two at once.
     """
-    if at and model.decay_share is None:
-        raise UserError("branches.at needs a constant learning rate to leave from: set model.decay_share, such as 0.2")
+    if at and not model.decay_share:
+        raise UserError("branches.at needs a learning rate that falls at its end: set model.decay_share, such as 0.2")
     steps = {}
     for share in at:
         length = round(share * max_steps)

@@ -142,7 +142,7 @@ def test_a_trunk_from_a_given_checkpoint_goes_on_after_its_branch(fit, branched,
 @pytest.mark.parametrize(("at", "length", "leaves", "step"), [(0.75, 9, 5, 8), (2 / 3, 8, 4, 4)])
 def test_a_checkpoint_at_which_a_branch_has_left_is_refused(fit, tmp_path, at, length, leaves, step):
     begun = fit("begun", **{**BRANCHED, "branches.at": "null", "checkpoint.keep": 9})
-    said = f"--ckpt_path is of step {step}: name one before {leaves}, the start of a branch"
+    said = f"the checkpoint is of step {step}: name one before {leaves}, the start of a branch"
     with pytest.raises(UserError, match=re.escape(said)):
         fit(**{**BRANCHED, "branches.at": f"[{at}]"}, ckpt_path=begun / f"checkpoints/step_{step:08d}.ckpt")
     assert not (tmp_path / "run").exists()
@@ -213,6 +213,7 @@ def test_branches_leave_where_their_rate_falls():
     ("at", "model", "message"),
     [
         ([0.5], Model(None), "set model.decay_share"),
+        ([0.5], Model(0), "set model.decay_share, such as 0.2"),
         ([0.01], Model(0.2), "a branch of 10 steps would leave at step 10"),
         ([0.5], Model(1.0, warmup_steps=0), "would leave at step 0, not .*: make its share larger, or .*decay_share"),
         ([0.11, 0.12], Model(0.2, warmup_steps=100), "branches of 110 and 120 steps would both leave at step 100"),

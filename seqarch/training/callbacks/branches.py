@@ -44,7 +44,7 @@ class Branches(EveryNSteps, Checkpoint):
         step, own = checkpoint["global_step"], newest_checkpoint(trainer.default_root_dir)
         passed = {leaves: length for leaves, length in self._steps.items() if leaves <= step}
         if passed and own is None:
-            raise UserError(f"--ckpt_path is of step {step}: name one before {min(passed)}, the start of a branch")
+            raise UserError(f"the checkpoint is of step {step}: name one before {min(passed)}, the start of a branch")
 
     def is_due(self, step: int, max_steps: int) -> bool:
         return step in self._steps
