@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from seqarch.errors import unknown
 from seqarch.exam.derive import Recipe, Size, from_mixer, set_option
-from seqarch.mixers.base import GIVEN_BY_THE_MODEL
+from seqarch.mixers.base import GIVEN_BY_THE_MODEL, Losses
 from seqarch.mixers.based import GatedConvolution
 from seqarch.mixers.registry import load_mixer
 from seqarch.model import SequenceLM
+from seqarch.model.block import ADDED
 from seqarch_recall.settings import Settings, check_types
 
 HEADS = 2
@@ -27,11 +28,13 @@ class RecallLM(SequenceLM):
         super().__init__(*args, **options)
         self.dropout = nn.Dropout(dropout)
 
-    def answers(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """Logits `[B, Q, V]` at the `places [B, Q]` of `tokens [B, T]`."""
+    def answers(self, tokens: Tensor, places: Tensor, losses: Losses | None = None) -> Tensor:
+        """Logits `[B, Q, V]` at the `places [B, Q]` of `tokens [B, T]`; mixers add theirs to the `losses`."""
         x, carry = self.dropout(self._embed(tokens, 0, None)), {}
         for block in self.blocks:
-            x, carry = block(x, carry)
+            x, carry = block(x, carry, losses=losses is not None, tokens=tokens)
+        if losses is not None:
+            losses |= {name: each for name, each in carry.items() if name.startswith(ADDED)}
         return self.head(self.norm(x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))))
 
 

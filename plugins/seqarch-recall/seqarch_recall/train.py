@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqarch.errors import UserError, one_line
+from seqarch.mixers.base import Losses
 from seqarch.runs.files import atomic
 from seqarch.training.checkpoint import check_optimizer, read_tensors
 from seqarch.training.integrity import seal
@@ -82,11 +83,12 @@ class Learner:
                 self.seen[shape] += 1
 
     def _compute(self, batch: Batch) -> None:
+        losses: Losses = {}
         self.optimizer.zero_grad()
         with precision(self.device):
-            logits = self.model.answers(batch.inputs, batch.places)
+            logits = self.model.answers(batch.inputs, batch.places, losses)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.answers.flatten(), ignore_index=IGNORED)
-        loss.backward()
+        sum(losses.values(), loss).backward()
         self.optimizer.step()
 
     def _capture(self, shape: Any, batch: Batch) -> None:

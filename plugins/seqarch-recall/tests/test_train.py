@@ -12,13 +12,14 @@ import pytest
 import torch
 from seqarch_recall import train as training
 from seqarch_recall.figure import published, published_accuracy, recall_figure
-from seqarch_recall.model import build, derived
+from seqarch_recall.model import RecallLM, build, derived
 from seqarch_recall.run import Point, table
 from seqarch_recall.settings import find_settings
-from seqarch_recall.train import Learner, share_of_rate, train
+from seqarch_recall.train import Batch, Learner, share_of_rate, train
 
 from seqarch import cli
 from seqarch.errors import UserError
+from seqarch.mixers.base import Mixer
 from seqarch.versions import version
 
 QUICK = {
@@ -165,6 +166,26 @@ def test_logits_at_places_are_those_of_the_model():
     places = torch.tensor([[3, 7], [0, 15]])
     whole = model(tokens)
     torch.testing.assert_close(model.answers(tokens, places), torch.stack([whole[0, [3, 7]], whole[1, [0, 15]]]))
+
+
+class OfTokens(Mixer):
+    """Needs the ids of the tokens, and adds a loss."""
+
+    def __init__(self, *place):
+        super().__init__(*place)
+        self.guess = torch.nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x, *, tokens, losses=None):
+        if losses is not None:
+            losses["guess"] = self.guess.square()
+        return x * tokens[..., None]
+
+
+def test_mixers_read_the_tokens_and_add_their_losses():
+    model = RecallLM(32, 16, 2, {"mixer": OfTokens}, dropout=0.0)
+    places = torch.tensor([[3, 7], [0, 8]])
+    Learner(model, 0.01, 0.0).step(Batch(torch.randint(32, (2, 9)), places, places))
+    assert [each.grad for name, each in model.named_parameters() if name.endswith("guess")] == [6, 6]
 
 
 def test_published_points_have_the_state_of_their_configuration():
