@@ -211,12 +211,12 @@ class AttentionCore(Limited, nn.Module, ABC):
 
         Args:
             q: queries of the new tokens.
-            k: their keys.
-            v: their values.
+            k: their keys. Where processes share a sequence, keys of earlier tokens come first, without a state.
+            v: their values; as the keys.
             scale: factor on the scores.
             state: earlier keys and values; the new ones are appended.
             alibi_slopes: `[H]`, only for cores with `alibi`.
-            cu_seqlens: `[N + 1]` borders of packed documents (B = 1).
+            cu_seqlens: `[N + 1]` borders of packed documents (B = 1), from the first key on.
         """
 
     def init_state(self, batch_size: int, max_length: int, n_kv_heads: int, head_dim: int, **like) -> KeyValueState:
