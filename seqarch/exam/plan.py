@@ -113,9 +113,13 @@ class Exam:
         return fingerprint(entrant.recipe, seed, self.checksums, entrant.code)
 
     def seeds_of(self, entrant: Entrant) -> list[int]:
-        """The seeds that are asked for, and others whose runs are finished."""
-        finished = {run.name for run in (self.folder / entrant.name).glob("seed_*") if folder.is_finished(run)}
-        return [seed for seed in range(MOST_RUNS) if seed < self.seeds or f"seed_{seed}" in finished]
+        """The seeds that are asked for, and others of which both a candidate and the reference have finished runs."""
+        partners = self.candidates if entrant.name == self.reference.name else [self.reference]
+        shared = self._finished_seeds(entrant) & set().union(*map(self._finished_seeds, partners))
+        return [seed for seed in range(MOST_RUNS) if seed < self.seeds or f"seed_{seed}" in shared]
+
+    def _finished_seeds(self, entrant: Entrant) -> set[str]:
+        return {run.name for run in (self.folder / entrant.name).glob("seed_*") if folder.is_finished(run)}
 
     def runs(self, entrants: Sequence[Entrant]) -> list[tuple[Entrant, int]]:
         """The runs of some models, seed by seed."""

@@ -28,7 +28,7 @@ class Models:
         mixers: what is examined: mixers by their class, or recipes by name or file.
         against: the reference, named like --mixer.
         data: folder of shards, or of text files called <domain>; by default the data of the size's recipe.
-        seeds: runs of each model; finished runs of further seeds in the folder count too.
+        seeds: runs of each model; further seeds that both models have finished in the folder count too.
         workers: runs to make at the same time; by default one per GPU, or one per core of a CPU. More runs than GPUs
             share them.
         allow_code: packages whose classes the recipes may name.

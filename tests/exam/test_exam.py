@@ -113,9 +113,18 @@ def test_a_verdict_counts_all_finished_seeds_of_the_folder(exam, finished, train
     assert text.read_bytes() == before
 
 
+def test_a_seed_of_one_model_alone_changes_no_verdict(exam, finished):
+    text = finished / "Top1Chunk-chunk_size=16/verdict.json"
+    before = json.loads(text.read_text())
+    exam("--mixer", "Attention", "--mixer.window", "8", "--seeds", "2")
+    assert (finished / "transformer_pp/seed_1/run.json").is_file()
+    exam(*TOP1, "--seeds", "1")
+    assert json.loads(text.read_text()) == {**before, "folder": str(text.parent)}
+
+
 def test_a_finished_run_of_another_exam_counts_at_no_seed(exam, finished):
-    model = finished / "Top1Chunk-chunk_size=16"
-    shutil.copytree(model / "seed_0", model / "seed_1")
+    for model in ("Top1Chunk-chunk_size=16", "transformer_pp"):
+        shutil.copytree(finished / model / "seed_0", finished / model / "seed_1")
     with pytest.raises(UserError, match="seed_1 is not a run of this exam, it was made with another recipe or data"):
         exam(*TOP1, "--seeds", "1")
 
