@@ -64,6 +64,8 @@ class LanguageModel(Limited, L.LightningModule):
     """
 
     option_prefix = "model."
+    asked_precision: str | int | None = None
+    """`trainer.precision` of the recipe; on a CPU Lightning replaces 16-mixed by bf16-mixed."""
 
     def __init__(
         self,
@@ -107,8 +109,6 @@ class LanguageModel(Limited, L.LightningModule):
         """Copies and shards of the parameters, where a strategy has both."""
         self.piece: Piece | None = None
         """Which piece of each training sequence this process reads, where a strategy has several share it."""
-        self.asked_precision: str | int | None = None
-        """`trainer.precision` of the recipe; on a CPU Lightning replaces 16-mixed by bf16-mixed."""
         self._factors: dict[str, Factors] = {}
         self._seed = 0
         self.tasks: Sequence[Task] | None = None
