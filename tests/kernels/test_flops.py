@@ -192,7 +192,7 @@ def test_the_loss_counts_three_products(chunk_tokens):
 def test_a_model_counts_what_it_says(monkeypatch):
     """Blocks, head and loss of a whole model in training."""
     triton = functools.partial(top1_chunk_attention, backend="triton")
-    monkeypatch.setattr("seqarch.mixers.cores.top1_chunk_attention", triton)
+    monkeypatch.setattr("seqarch.kernels.top1_chunk_attention", triton)
     lm = SequenceLM(100, 64, 2, {"a": lambda *place: Top1Chunk(*place, n_heads=2, position="none")})
     tokens = torch.zeros(2, 257, dtype=torch.int64)
     total = counted(lambda: lm(tokens[:, :-1], tokens[:, 1:]), backward=True)
