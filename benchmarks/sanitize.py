@@ -66,6 +66,10 @@ def on_device(value: Any) -> Any:
     return value.detach().to(DEVICE).requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
 
+def packed(*borders: int) -> Tensor:
+    return torch.tensor(borders, dtype=torch.int32, device=DEVICE)
+
+
 def attention(*sizes: int, **options: Any) -> dict[str, Any]:
     return inputs.attention(*sizes, normalised=True, dtype=DTYPE, **options)
 
@@ -99,7 +103,7 @@ def top1_approx(remote_chunks: int, borders: list[int] | None = None) -> None:
     """Approximate selection, and documents packed in one row."""
     options = {"chunk_size": CHUNK, "selection": "approx", "remote_chunks": remote_chunks}
     if borders:
-        options["cu_seqlens"] = torch.tensor(borders, dtype=torch.int32, device=DEVICE)
+        options["cu_seqlens"] = packed(*borders)
     run(top1_chunk_attention, attention(1, 131, 4, 64, HK=2), **options)
 
 
@@ -137,11 +141,17 @@ def dense_decode() -> None:
 
 def convolution() -> None:
     """The short convolution, also of packed documents."""
-    borders = torch.tensor([0, 5, 5, 131], dtype=torch.int32, device=DEVICE)
+    borders = packed(0, 5, 5, 131)
     for W in (2, 4):
         arguments = inputs.short_convolution(1, 131, 149, W, dtype=DTYPE)
         run(short_convolution, arguments, activation="silu")
         run(short_convolution, arguments, cu_seqlens=borders)
+
+
+def recurrences() -> None:
+    """Mamba-1's and Mamba-2's recurrences of packed documents, whose tables kernels make too."""
+    run(selective_scan, inputs.selective_scan(1, 131, 72, 16, dtype=DTYPE), cu_seqlens=packed(0, 5, 5, 131))
+    run(ssd, inputs.ssd(1, 270, 4, 64, 1, 64, dtype=DTYPE), cu_seqlens=packed(0, 1, 140, 140, 270))
 
 
 def qkv() -> None:
@@ -169,6 +179,7 @@ def out_of_bounds() -> None:
 
 
 CASES: dict[str, Callable[[], None]] = {
+    "packed_recurrences": recurrences,
     "top1_large": lambda: large(lambda: top1_approx(1, [0, 1, 40, 40, 131])),
     "top1_several_large": lambda: large(lambda: top1_approx(3)),
     "top1_bounds": lambda: top1_bounds(1),
