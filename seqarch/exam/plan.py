@@ -143,7 +143,7 @@ class Exam:
             for rung in rungs:
                 self.check_folder([rung], 0)
             for seed in self.seeds_of(entrant):
-                self.check_folder([entrant.at_rate(rung.rate) for rung in rungs] or [entrant], seed)
+                self.check_folder([entrant.at_rate(rung.rate) for rung in rungs] or [entrant.for_seed(seed)], seed)
 
     def check_folder(self, possible: Sequence[Entrant], seed: int) -> None:
         """Refuse a run of another exam in the folder, unless it never took a step."""

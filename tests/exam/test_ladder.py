@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -179,6 +180,18 @@ def test_a_run_at_no_rate_of_the_ladder_is_refused_before_a_trial(bare, monkeypa
     with pytest.raises(UserError, match=r"base/ladder/rate_3.30e-03/seed_0 is not a run of this exam"):
         trained(bare.reference)
     assert len(tried) == 4
+
+
+def test_a_seed_at_another_of_the_near_rates_is_a_run_of_the_exam(bare):
+    near = replace(bare.reference, near_best=(1e-3, 1.5e-3))
+    exam = replace(bare, reference=near, ladder=False)  # as a larger rung of a scale, which has no ladder
+    run = exam.run(near, 1)
+    write_run(run, "base", steps=4, every=4, noise=0.0)
+    write_note(run, fingerprint=exam.key(near.for_seed(1), 1))
+    exam.check_folders()
+    write_note(run, fingerprint=exam.key(near, 1))
+    with pytest.raises(UserError, match="base/seed_1 is not a run of this exam"):
+        exam.check_folders()
 
 
 def test_a_ladder_needs_branches(exam):
