@@ -41,7 +41,7 @@ class Progress:
         steps = {name: _steps(recipe) for name, (_, recipe) in self.runs.items()}
         done = {name: _done(*run) for name, run in self.runs.items()}
         made, left = sum(done.values()), sum(steps.values()) - sum(done.values())
-        self.share = made / sum(steps.values())
+        self.share = made / max(1.0, sum(steps.values()))  # of no runs if every ladder failed
         if self._first is None or made <= self._first[1]:
             self._first = self._first or ((now, made) if made else None)
             return None

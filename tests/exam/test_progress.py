@@ -47,6 +47,10 @@ def test_a_run_that_ended_has_no_steps_left(runs, tmp_path, end):
     assert progress.line(100) == "starting; runs to finish: 1, about 2 minutes left"
 
 
+def test_without_runs_there_is_no_line():
+    assert Progress({}).line(0) is None  # an exam whose ladders all failed
+
+
 def test_a_log_gets_the_line_and_not_twice(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("seqarch.exam.progress.EVERY", 0.01)
     with shown(Progress(runs)):
