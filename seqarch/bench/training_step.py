@@ -184,7 +184,7 @@ def time_recipe(
     flops = flops_of(lm, batches[0], data.sequence_length)
     return {
         "name": Path(recipe).stem,
-        "model": ", ".join(dict.fromkeys(type(block.mixer).__name__ for block in lm.blocks)),
+        "model": ", ".join(dict.fromkeys(type(block.mixer).__name__ for block in lm.blocks if block.mixer)),
         "parameters": lm.n_parameters(),
         "mfu": row["tokens_per_s"] * flops / (peak * 1e12) if peak else None,
         "flops_counted": lm.flops_counted,

@@ -222,6 +222,13 @@ def test_the_row_of_a_hybrid_names_its_mixers():
     assert row["mfu"] is None
 
 
+def test_a_block_without_a_mixer_is_no_mixer_of_the_row():
+    sizes = {"model": {"d_model": 16, "n_layers": 2, "mixers": {"attention": {"init_args": {"n_heads": 2}}}}}
+    sizes["model"]["pattern"] = ["attention", "none"]
+    sizes["data"] = {"micro_batch_size": 1, "sequence_length": 8}
+    assert time_recipe("recipes/quickstart.yaml", sizes, 1)["model"] == "Attention"
+
+
 def test_a_recipe_that_leaves_the_micro_batch_open_is_timed_with_all_sequences_of_a_step():
     sizes = {"model": {"d_model": 16, "n_layers": 1, "mixers": {"attention": {"init_args": {"n_heads": 2}}}}}
     sizes["data"] = {"sequences_per_step": 3, "sequence_length": 8}
