@@ -64,8 +64,8 @@ class SeqarchLM(TemplateLM):
     def _windows(self, ids: list[int]) -> list[tuple[list[int], list[int]]]:
         """Contexts and continuations that cover a text, each with as much context as `scorer.length` allows."""
         windows = get_rolling_token_windows(ids, self.eot_token_id, self.scorer.length or max(1, len(ids)), 1)
-        (_, first), *others = map(make_disjoint_window, windows)
-        return [([], first), *others]
+        pairs = enumerate(map(make_disjoint_window, windows))
+        return [(context if number else [], continuation) for number, (context, continuation) in pairs]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         alike: dict[tuple[int, tuple[str, ...]], list[int]] = {}

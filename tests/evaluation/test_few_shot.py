@@ -228,6 +228,12 @@ def test_a_text_longer_than_training_sequences_is_read_in_the_windows_of_lm_eval
     ]
 
 
+def test_an_empty_text_has_no_tokens_to_predict():
+    model = SeqarchLM(Scorer(small_lm(vocab=257), ByteTokenizer(), length=8))
+    both = [request("loglikelihood_rolling", text) for text in ("", "tin")]
+    assert model.loglikelihood_rolling(both) == [0.0, *model.loglikelihood_rolling(both[1:])]
+
+
 def request(kind, *args):
     return Instance(kind, {}, args, 0)
 
