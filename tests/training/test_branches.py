@@ -2,6 +2,7 @@
 
 import csv
 import re
+import zipfile
 from typing import Any
 
 import pytest
@@ -75,6 +76,13 @@ def test_branch_is_a_run_of_fewer_steps(fit, branched, steps):
     assert (record["name"], record["max_steps"]) == ("branched", steps)
     evaluated = sorted(path.name for path in (whole / "evaluations").iterdir())
     assert sorted(path.name for path in (branch / "evaluations").iterdir()) == evaluated
+
+
+def test_the_checkpoints_where_branches_leave_have_their_checksum(fit):
+    run = fit(**{**BRANCHED, "branches.at": "[0.5]", "checkpoint.keep": 9})
+    for of in (run, run / "branches/step_00000006"):
+        with zipfile.ZipFile(of / "checkpoints/step_00000003.ckpt") as archive:
+            assert archive.comment.startswith(b"seqarch sha256 ")
 
 
 def test_finished_run_with_branches_is_left_alone(fit, branched, capsys):

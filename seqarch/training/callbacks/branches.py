@@ -13,6 +13,7 @@ from seqarch.runs.files import atomic
 from seqarch.runs.folder import branch_path, checkpoint_path, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps
 from seqarch.training.callbacks.evaluate_tasks import OODLoss
+from seqarch.training.integrity import seal
 from seqarch.training.run_folder import begin, branch_steps
 
 
@@ -58,6 +59,7 @@ class Branches(EveryNSteps, Checkpoint):
         with atomic(first, durable=True, replace=trainer.is_global_zero, folders=True) as partial:
             trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
             if trainer.is_global_zero:
+                seal(partial)
                 begin(run, branch, step)
         if trainer.is_global_zero:
             with atomic(checkpoint_path(run, step), durable=True, folders=True) as partial:
