@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seqarch.kernels import OPS
 from seqarch.kernels.short_convolution.op import unit_heads
-from seqarch.mixers.base import Carry, Device, Mixer, MixerState, linear_flops
+from seqarch.mixers.base import Device, Mixer, MixerState, linear_flops
 from seqarch.mixers.implied import implied_entropy
 from seqarch.mixers.pieces import Piece
 from seqarch.mixers.short_convolution import ShortConvolution, ShortConvolutionState
@@ -88,8 +88,8 @@ class RecurrentMixer(Mixer):
         self.convolution: ShortConvolution | None = None
 
     @abstractmethod
-    def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Carry) -> Projected:
-        """Compute the inputs of the recurrence and the output from `x [B, T, d_model]` and the carry, if there is one.
+    def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None) -> Projected:
+        """Compute the inputs of the recurrence and the output from `x [B, T, d_model]`.
 
         Put all that needs `x` here, because compiled graphs break at the recurrence.
         """
@@ -115,9 +115,9 @@ class RecurrentMixer(Mixer):
     def forward(self, x: Tensor, *, state: RecurrentState | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
         return self.mix(x, state, cu_seqlens)
 
-    def mix(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None, *carry: Carry) -> Tensor:
-        """As `forward`; also for subclasses whose `forward` takes a carry."""
-        values, inputs, rest = self.project(x, state, cu_seqlens, *carry)
+    def mix(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None, **more: Any) -> Tensor:
+        """As `forward`; `more` is what `project` of a subclass also takes, such as a carry."""
+        values, inputs, rest = self.project(x, state, cu_seqlens, **more)
         if state is not None and state.piece is not None and not isinstance(state.state, MixerState):
             return self.finish(self._after_pieces(state.piece, values, inputs, cu_seqlens), *rest)
         o, after = self.recur(values, *inputs, initial_state=state.state if state else None, cu_seqlens=cu_seqlens)

@@ -171,13 +171,13 @@ class RWKV7TimeMix(RWKVTimeMix):
             cu_seqlens: `[N + 1]` borders of packed documents.
             carry: holds `V_FIRST` after the first layer of this kind. Without a carry there is no value residual.
         """
-        return self.mix(x, state, cu_seqlens, {} if carry is None else carry)
+        return self.mix(x, state, cu_seqlens, carry=carry)
 
-    def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Carry) -> Projected:
+    def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, carry: Carry | None = None) -> Projected:
         delta = token_shift(x, state=state.shift if state else None, cu_seqlens=cu_seqlens) - x
         r = self._heads(self.receptance(torch.addcmul(x, delta, self.receptance_mix)))
         k = self._heads(self.key(torch.addcmul(x, delta, self.key_mix)))
-        v = self._heads(self._value(torch.addcmul(x, delta, self.value_mix), *carry or ({},)))
+        v = self._heads(self._value(torch.addcmul(x, delta, self.value_mix), {} if carry is None else carry))
         inputs, bonus = self.sequence_inputs(x, delta, r, k, v)
         return Projected(v, inputs, (bonus, self.gate(torch.addcmul(x, delta, self.gate_mix))))
 
@@ -343,21 +343,19 @@ class RWKV7Shell(RWKV7TimeMix):
         tokens: Tensor | None = None,
     ) -> Tensor:
         """As `RWKV7TimeMix.forward`; `losses` and `tokens` are for a mixer inside, see `Mixer.forward`."""
-        inside = {"losses": losses, "tokens": tokens}
-        return self.mix(x, state, cu_seqlens, {} if carry is None else carry, inside)
-
-    def project(self, x: Tensor, state: Any, cu_seqlens: Tensor | None, *carry: Any) -> Projected:
         if self.mixer is None:
-            return super().project(x, state, cu_seqlens, *carry[:1])
-        delta = token_shift(x, state=state.shift if state else None, cu_seqlens=cu_seqlens) - x
-        gate = self.gate(torch.addcmul(x, delta, self.gate_mix))
-        return Projected(torch.addcmul(x, delta, self.value_mix), carry[1:], (None, gate))
+            return self.mix(x, state, cu_seqlens, carry=carry)
+        shifted, gate = self._shifted(x, state, cu_seqlens)
+        inside = self.mixer.arguments(state and state.state, cu_seqlens, losses=losses, tokens=tokens)
+        return self.finish(self.mixer(shifted, **inside), None, gate)
 
-    def recur(self, values, *inputs, initial_state=None, cu_seqlens=None):
-        if self.mixer is None:
-            return self.attend(*inputs, values, state=initial_state, cu_seqlens=cu_seqlens), initial_state
-        mixed = self.mixer(values, **self.mixer.arguments(initial_state, cu_seqlens, **dict(*inputs)))
-        return self._heads(mixed), initial_state
+    def _shifted(self, x: Tensor, state: RecurrentState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The input of a mixer inside, and the gate."""
+        delta = token_shift(x, state=state and state.shift, cu_seqlens=cu_seqlens) - x
+        return torch.addcmul(x, delta, self.value_mix), self.gate(torch.addcmul(x, delta, self.gate_mix))
+
+    def recur(self, values, q, k, *, initial_state=None, cu_seqlens=None):
+        return self.attend(q, k, values, state=initial_state, cu_seqlens=cu_seqlens), initial_state
 
     def init_sequence_state(self, batch_size: int, max_length: int, **like: Any) -> MixerState:
         """The state of the core: for attention an empty key/value cache."""
@@ -386,10 +384,9 @@ class RWKV7Shell(RWKV7TimeMix):
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:
         """Entropy `[B, T, H]` in nats of the distribution that the core defines, without gradient."""
-        projected = self.project(x, None, cu_seqlens)
-        if self.mixer is None:
-            return self.attend.entropy(*projected.inputs, cu_seqlens=cu_seqlens)
-        return self.mixer.attention_entropy(projected.values, cu_seqlens=cu_seqlens)
+        if self.mixer is not None:
+            return self.mixer.attention_entropy(self._shifted(x, None, cu_seqlens)[0], cu_seqlens=cu_seqlens)
+        return self.attend.entropy(*self.project(x, None, cu_seqlens).inputs, cu_seqlens=cu_seqlens)
 
 
 def check_core(mixer: Mixer, **attention: Any) -> None:
