@@ -126,6 +126,9 @@ def read_runs(folders: Sequence[Path], what: str = IN_DOMAIN, reference: str | N
         UserError: as `load_run`; runs cannot be compared, one has no finished model, or there is no such domain.
     """
     runs = sorted(map(load_run, folders), key=_width)
+    for run in runs:
+        if not (run.facts.get("parameters") and (run.config.get("model") or {}).get("learning_rate")):
+            raise UserError(f"{run.folder} lacks the parameters or the learning rate of its model: leave it out")
     check_losses([Group(run.name, [run]) for run in runs])
     reference = reference or load_run(folders[0]).name
     check_known("reference", reference, {run.name for run in runs})

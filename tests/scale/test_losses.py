@@ -1,6 +1,7 @@
 """What `seqarch scale` reads: CSV files and run folders."""
 
 import math
+import re
 
 import pytest
 
@@ -99,6 +100,17 @@ def test_unknown_losses_and_references_are_named(runs):
         read_runs(runs, "odd")
     with pytest.raises(UserError, match="transformer_pp"):
         read_runs(runs, reference="transformer")
+
+
+@pytest.mark.parametrize(
+    ("file", "entry"), [("run.json", r'"parameters": \d+, '), ("config.yaml", "  learning_rate: 0.001\n")]
+)
+def test_a_run_that_lacks_a_fact_of_its_model_is_named(runs, file, entry):
+    text = (runs[1] / file).read_text()
+    (runs[1] / file).write_text(re.sub(entry, "", text))
+    assert (runs[1] / file).read_text() != text
+    with pytest.raises(UserError, match="mixer_128 lacks the parameters or the learning rate of its model"):
+        read_runs(runs)
 
 
 def test_only_the_losses_of_runs_are_in_nats(runs, tmp_path):
