@@ -257,9 +257,13 @@ def train(request: Request, loss: str | None) -> None:
         wrong |= failed
         reference = exam.reference.name
         folders += [run for entrant in exam.entrants for run in exam.finished(entrant)]
-        points = read_runs(folders, loss, reference)
-        known = {each.name for each in following.entrants if following.finished(each)} if following else ()
-        register(out / PREDICTIONS, loss, ends_of(points), known)
+        if reference in {run.parent.name for run in folders}:
+            points = read_runs(folders, loss, reference)
+        if points:
+            known = {each.name for each in following.entrants if following.finished(each)} if following else ()
+            register(out / PREDICTIONS, loss, ends_of(points), known)
+    if len({point.model for point in points}) < 2:  # nothing to summarise
+        check_all_finished(wrong)
     say("\n" + _write(Summary(points, loss, reference, out / PREDICTIONS, NATS), out))
     check_all_finished(wrong)
 

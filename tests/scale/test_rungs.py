@@ -8,13 +8,16 @@ import pytest
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.exam.derive import load_size, measure
+from seqarch.exam.plan import Entrant, Exam
 from seqarch.scale.law import Laws
 from seqarch.scale.request import Request
 from seqarch.scale.rungs import rung_size, train_rungs, transferred, without_embedding
+from seqarch.scale.summary import train
 from seqarch.tables import read_csv
 from tests.conftest import flags
 from tests.exam.checked import checking_once
 from tests.exam.conftest import SHRUNK, InProcess, InTurn
+from tests.report.runs_for_tests import write_run
 
 CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "model.compile": "false"}
 OPTIONS = {
@@ -121,6 +124,21 @@ def test_a_scale_trains_registers_and_is_read_again(scale, capsys):
     assert [row["rung"] for row in read_csv(out / "predictions.csv") if row["loss"] == "ood"] == [large], (
         "the runs of the large rung were there before"
     )
+
+
+@pytest.mark.parametrize("finished", [(), ("transformer_pp",), ("Top1Chunk",)])
+@pytest.mark.parametrize("loss", ["in_domain", "gap"])
+def test_what_went_wrong_is_said_if_nothing_can_be_compared(finished, loss, shards, tmp_path, monkeypatch):
+    plan = Exam(
+        tmp_path / "out/1M", "1M", Entrant("transformer_pp", {}, 1, ""), [Entrant("Top1Chunk", {}, 1, "")], 1, {}
+    )
+    for name in finished:
+        run = write_run(tmp_path / f"out/1M/{name}/seed_0", name, facts={"parameters": 1_000_000})
+        config = (run / "config.yaml").read_text().replace("d_model: 128", "d_model: 128\n  learning_rate: 0.001")
+        (run / "config.yaml").write_text(config)
+    monkeypatch.setattr("seqarch.scale.rungs.train_rungs", lambda *_: [(plan, {"a/seed_0": "no memory"}, None)])
+    with pytest.raises(UserError, match=r"a/seed_0 not finished \(no memory\)"):
+        train(asked_of(shards, match="tokens", out=str(tmp_path / "out")), loss)
 
 
 @pytest.mark.parametrize(
