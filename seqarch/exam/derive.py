@@ -45,7 +45,7 @@ from seqarch.experiment.recipes import (
     read_recipe,
 )
 from seqarch.experiment.tree import put, read_text
-from seqarch.mixers.base import Mixer
+from seqarch.mixers.base import Mixer, Scale
 from seqarch.mixers.registry import load_mixer, mixer_entries
 
 Recipe = dict[str, Any]
@@ -205,31 +205,31 @@ def _resized(mixer: Any, d_model: int, there: Shape, size: Size) -> Any:
     """A mixer of a model of this width and shape at the exam's size; unchanged if it is not registered."""
     if not _is_registered(mixer):
         return copy.deepcopy(mixer)
-    here, kind = size.shape, load_mixer(class_path(mixer).rpartition(".")[2])
+    here, width = size.shape, size.model["d_model"]
     usual_head = min(HEAD, d_model // there.n_heads)
-    narrower = min(1.0, size.model["d_model"] // here.n_heads / usual_head)
+    narrower = min(1.0, width // here.n_heads / usual_head)
+    changes: dict[Scale, tuple[float, float]] = {
+        "head": (narrower, 1),
+        "heads": (here.n_heads, there.n_heads),
+        "length": (here.sequence_length, there.sequence_length),
+        # channels of a head, so its share of a cache, in proportion to the sequence length
+        "state": (width * there.sequence_length, d_model * here.sequence_length),
+    }
     inside = {name: _resized(each, d_model, there, size) for name, each in _options(mixer).items()}
-    resized = {"class_path": class_path(mixer), "init_args": inside}
-    for option, scale in kind.scales.items():
-        part, dot, _ = option.partition(".")
-        if dot and _is_registered(resized["init_args"].get(part)):  # which has scales of its own
+    kind = load_mixer(class_path(mixer).rpartition(".")[2])
+    for path, scale in kind.scales.items():
+        part, dot, _ = path.partition(".")
+        if dot and _is_registered(inside.get(part)):  # which has scales of its own
             continue
-        options, option = _holder(resized["init_args"], option)
+        options, option = _holder(inside, path)
         value = options.get(option)
         if scale == "head" and narrower < 1 and value is None:
             value = _defaults(kind).get(option)  # a default is as published, for heads of the usual size
-        if not isinstance(value, int) or value < 1:  # which the mixer refuses
-            continue
-        if scale == "state":  # channels of a head, so its share of a cache, in proportion to the sequence length
-            wider = size.model["d_model"] / d_model * there.sequence_length / here.sequence_length
-            options[option] = _heads(value * wider, size.model["d_model"])
-        elif scale == "heads":
-            options[option] = _heads(value * here.n_heads / there.n_heads, size.model["d_model"])
-        elif scale == "length":
-            options[option] = max(1, round(value * here.sequence_length / there.sequence_length))
-        elif narrower < 1:
-            options[option] = max(1, round(value * narrower))
-    return resized if resized["init_args"] or isinstance(mixer, Mapping) else mixer
+        if isinstance(value, int) and value > 0:  # the mixer refuses others
+            times, over = changes[scale]
+            wanted = value * times / over
+            options[option] = _heads(wanted, width) if scale in ("heads", "state") else max(1, round(wanted))
+    return {"class_path": class_path(mixer), "init_args": inside} if inside or isinstance(mixer, Mapping) else mixer
 
 
 def _is_registered(part: Any) -> bool:
