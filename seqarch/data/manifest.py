@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seqarch.errors import UserError, refused
-from seqarch.runs.files import read_json
+from seqarch.runs.files import Checked, read_json
 from seqarch.runs.tags import MEAN
 
 Split = Literal["train", "holdout"]
@@ -31,22 +31,6 @@ def check_name(domain: str) -> None:
         raise UserError(f"'{domain[:100]}' is not a domain name: {expected}")
     if domain == MEAN:
         raise UserError(f"'{domain}' is the mean of domains in tables and figures: choose another domain name")
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Fields of JSON by other people: each has the type that it is declared with, and numbers are 0 or more.
-
-    Raises:
-        TypeError: one is something else.
-    """
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, declared = getattr(self, field.name), field.type
-            kind: Any = int | float if declared is float else getattr(declared, "__origin__", declared)
-            if not isinstance(value, kind) or (isinstance(value, int | float) and not 0 <= value < 2**53):
-                raise TypeError(f"{field.name} is {value!r:.80}")
 
 
 @dataclass(frozen=True)

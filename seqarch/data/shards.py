@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seqarch.data.manifest import NAME, Checked, Manifest, Split, SplitSummary, check_name
+from seqarch.data.manifest import NAME, Manifest, Split, SplitSummary, check_name
 from seqarch.data.remote import fetch, folders, origin
 from seqarch.data.tokenizer_files import FOLDER, stored_tokenizer
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.verified import damaged, is_known, missing, remember, verify
 from seqarch.errors import UserError, absent, refused, unknown
-from seqarch.runs.files import check_folder, read_json
+from seqarch.runs.files import Checked, check_folder, read_json
 from seqarch.tables import ranges_of
 
 if TYPE_CHECKING:

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from seqarch.data.codecs import CODECS, EXTRA, Codec, kind_of
-from seqarch.data.manifest import Checked
 from seqarch.data.remote import fetch
 from seqarch.data.tokenizers import CodecTokenizer, Tokenizer, known_tokenizers, load_tokenizer
 from seqarch.errors import UserError, absent, one_line, one_of, refused, unknown
-from seqarch.runs.files import check_folder, parse_json, read_json
+from seqarch.runs.files import Checked, check_folder, parse_json, read_json
 
 FOLDER, DESCRIPTION = "tokenizer", "seqarch_tokenizer.json"
 CONFIG = "tokenizer_config.json"

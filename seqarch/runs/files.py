@@ -1,6 +1,7 @@
 """Writes files so that they are whole or absent, and names a file that is damaged when it is read."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -241,6 +242,22 @@ def kind_of_json(value: Any) -> str:
     """How JSON calls the type of a value, or Python if JSON has no such values."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
     return {**names, int: "a number", float: "a number"}.get(type(value), type(value).__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """Fields of JSON by other people: each has the type that it is declared with, and numbers are 0 or more.
+
+    Raises:
+        TypeError: one is something else.
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, declared = getattr(self, field.name), field.type
+            kind: Any = int | float if declared is float else getattr(declared, "__origin__", declared)
+            if not isinstance(value, kind) or (isinstance(value, int | float) and not 0 <= value < 2**53):
+                raise TypeError(f"{field.name} is {value!r:.80}")
 
 
 def sync(path: Path) -> None:

@@ -14,12 +14,11 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from seqarch.data.manifest import Checked
 from seqarch.data.tokenizer_files import tokenizer_from
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, one_line, refused
 from seqarch.plugins import check_parsed
-from seqarch.runs.files import atomic
+from seqarch.runs.files import Checked, atomic
 from seqarch.runs.folder import is_sharded
 from seqarch.runs.keys import difference
 from seqarch.safe_yaml import check_plain

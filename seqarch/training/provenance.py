@@ -12,9 +12,9 @@ from typing import Any
 
 from seqarch.data.corpus import find_root
 from seqarch.data.datamodule import TextDataModule
-from seqarch.data.manifest import Checked
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, say
+from seqarch.runs.files import Checked
 from seqarch.runs.folder import CURVES, named_checkpoint, read_config, run_of
 from seqarch.runs.keys import flatten
 
