@@ -8,22 +8,13 @@ from jsonargparse import ArgumentParser, Namespace
 from seqarch.arguments import Interval
 from seqarch.bench.kernels import STEPS, bench_kernels
 from seqarch.bench.mixers import bench_mixers, find_recipes, recipe_job
-from seqarch.experiment.help import Parser
+from seqarch.experiment.help import subcommand
 from seqarch.plugins import ALLOW_CODE, FLAG
 from seqarch.runs.keys import flatten
 
 Size = Annotated[int, Interval(1, 2**31, "[]")]
 New = Annotated[int, Interval(6, 2**31, "[]")]
 """Tokens of which some are timed: five warm up."""
-
-
-def subcommand(commands: Any, words: str, description: str) -> ArgumentParser:
-    """Add the command `seqarch WORDS`, named by the last word, to its parent command; return its parser."""
-    parser = Parser(description=description)
-    sentence = description.partition(".")[0]
-    commands.add_subcommand(words.rpartition(" ")[2], parser, help=sentence[0].lower() + sentence[1:])
-    parser.prog = f"seqarch {words}"
-    return parser
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from seqarch.cli.bench import subcommand
 from seqarch.errors import UserError, say
+from seqarch.experiment.help import subcommand
 from seqarch.runs.folder import checkpoints, is_sharded, named_checkpoint
 from seqarch.tables import aligned
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.cli import bench, checkpoint, eval, exam, export, generate, mixer_list, scale
-from seqarch.cli.bench import subcommand
 from seqarch.data.remote import is_remote
 from seqarch.errors import UserError, check_known, say, several
-from seqarch.experiment.help import Parser
+from seqarch.experiment.help import Parser, subcommand
 from seqarch.plugins import entries, import_entry, named, split_flags
 from seqarch.runs.files import refuse_place
 from seqarch.tables import listed

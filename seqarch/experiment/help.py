@@ -31,6 +31,15 @@ class Parser(ArgumentParser):
         super().__init__(**{"formatter_class": Help, "exit_on_error": False, **options})
 
 
+def subcommand(commands: Any, words: str, description: str) -> ArgumentParser:
+    """Add the command `seqarch WORDS`, named by the last word, to its parent command; return its parser."""
+    parser = Parser(description=description)
+    sentence = description.partition(".")[0]
+    commands.add_subcommand(words.rpartition(" ")[2], parser, help=sentence[0].lower() + sentence[1:])
+    parser.prog = f"seqarch {words}"
+    return parser
+
+
 class Help(DefaultHelpFormatter):
     """Writes each option as `--data.num_workers INT  loader processes ... (in 0..256; default 0)`."""
 
