@@ -1,5 +1,6 @@
 """What training refuses before its first step: options that it cannot follow, and mixers without a capability."""
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -23,9 +24,7 @@ UNUSED = {
 
 def check_capability(lm: SequenceLM, capability: str, option: str) -> None:
     """Refuse mixers that lack a capability which an option needs."""
-    layers: Any = (layer for block in lm.blocks for layer in (block.mixer, block.feed_forward))
-    without = [each for each in layers if isinstance(each, Mixer) and capability not in each.capabilities]
-    if names := ", ".join(dict.fromkeys(type(each).__name__ for each in without)):
+    if names := _names(lm, lambda layer: isinstance(layer, Mixer) and capability not in layer.capabilities):
         raise UserError(f"{option} needs '{capability}', a capability that {names} lacks: leave it out, or the mixer")
 
 
@@ -40,13 +39,18 @@ def check_pieces(lm: SequenceLM, piece: Piece, document_mask: bool, sequence_len
     """
     divide(**{"data.sequence_length": sequence_length, "trainer.strategy.context": piece.size})
     check_capability(lm, "decode", "context of fsdp2")
-    layers: Any = (layer for block in lm.blocks for layer in (block.mixer, block.feed_forward))
-    if names := ", ".join(dict.fromkeys(type(each).__name__ for each in layers if each is not None and waits(each))):
+    if names := _names(lm, waits):
         lacks = f"{names} has no rule that joins pieces (MixerState.split)"
         if document_mask:
             raise UserError(f"{lacks}, which data.document_mask with context needs: leave one of them out")
         slower = "the processes that share a sequence (context of fsdp2) run it one after the other"
         rank_zero_warn(f"{lacks}, so {slower}", category=SeqarchWarning)
+
+
+def _names(lm: SequenceLM, which: Callable[[Any], bool]) -> str:
+    """The classes of some mixers and feed-forward layers, each once."""
+    layers: Any = (layer for block in lm.blocks for layer in (block.mixer, block.feed_forward) if layer is not None)
+    return ", ".join(dict.fromkeys(type(layer).__name__ for layer in layers if which(layer)))
 
 
 def check_trainer(trainer: L.Trainer) -> None:
