@@ -185,7 +185,7 @@ def _records(piece: Piece, select: Select) -> Iterator[tuple[int, Path, int, dic
 
 
 def json_objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, object) of each line of a piece of JSONL that is not blank; `field` is one that an object should have."""
+    """(line, object) of each line of a piece of JSONL that is not blank."""
     assert isinstance(piece.content, bytes)
     path = piece.paths[0]
     for line, raw in enumerate(piece.content.split(b"\n"), piece.first_line):

@@ -22,7 +22,7 @@ class CanonLayer(ShortConvolution):
 
     Args:
         channels: number of channels.
-        conv_size: tokens that an output sees, its own included.
+        kernel_size: tokens that an output sees, its own included.
         residual: whether the input is added.
         activation: "silu" or `None`.
     """

@@ -27,9 +27,9 @@ from seqarch.mixers.short_convolution import ShortConvolutionState
 class KeyValueState(MixerState):
     """Keys and values of the tokens seen so far, `[B, capacity, H_kv, D]`; the first `length` are filled.
 
-    The state of a convolution of the keys is here too.
-    Without gradients they are written in place into buffers of `max_length`. With gradients they are concatenated, so
-    that a sequence in several calls has the gradients of the whole sequence.
+    The state of a convolution of the keys, if there is one, is part of it.
+    Without gradients keys and values are written in place into buffers of `max_length`. With gradients they are
+    concatenated, so that a sequence in several calls has the gradients of the whole sequence.
     """
 
     keys: Tensor
