@@ -99,19 +99,19 @@ def import_entry(point: EntryPoint) -> Any:
 def load_all(group: str, base: type[Base]) -> tuple[dict[str, type[Base]], dict[str, str]]:
     """Import every class of a group: those that `load` accepts by name, and by name why it refuses the others."""
     loaded: dict[str, type[Base]] = {}
-    refused: dict[str, str] = {}
+    left_out: dict[str, str] = {}
     for name, point in entries(group).items():
         try:
             loaded[name] = load_entry(point, base)
         except UserError as error:  # a broken plug-in must not take every other with it
-            refused[name] = str(error)
-    return loaded, refused
+            left_out[name] = str(error)
+    return loaded, left_out
 
 
 def import_all(group: str, base: type[Base]) -> dict[str, type[Base]]:
     """Import every class of a group, so that a file may name it bare; warn about those that are left out."""
-    loaded, refused = load_all(group, base)
-    for reason in refused.values():
+    loaded, left_out = load_all(group, base)
+    for reason in left_out.values():
         warnings.warn(f"left out: {reason}", PluginWarning, stacklevel=3)
     return loaded
 

@@ -147,8 +147,8 @@ def time_generation(lm: SequenceLM, mode: str, prompt: int, new: int, batch_size
     (prefill,) = seconds_between([begin, mark(device)])
     step = StaticStep(decoder, state, tokens, prompt - 1)
     middle = max(0, (new - steps - WARM_UP) // 2)
-    for count in (step.clock.position, step.clock.lengths):  # a step's time does not depend on the caches
-        count += middle
+    step.clock.position += middle  # a step's time does not depend on the caches
+    step.clock.lengths += middle
     tokens[:, : prompt + middle].clamp_(min=0)
     start_up = sum(time_steps(step, WARM_UP, device))
     if MODES[mode]["capture"] and step.graph is None:
