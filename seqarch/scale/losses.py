@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -137,9 +137,7 @@ def read_runs(folders: Sequence[Path], what: str = IN_DOMAIN, reference: str | N
         same = list(own)
         named = [run for run in same if run.name == reference]
         rung = readable(named[0].facts["parameters"]) if named else f"width {width}"
-        points += (
-            _gaps(same, rung, reference) if what == GAP else [each for run in same for each in _points(run, rung, what)]
-        )
+        points += _gaps(same, rung, reference) if what == GAP else _losses(same, rung, what)
     return points
 
 
@@ -147,19 +145,21 @@ def _width(run: Run) -> int:
     return int((run.config.get("model") or {}).get("d_model") or 0)
 
 
-def _points(run: Run, rung: str, what: str) -> list[Point]:
-    """The finished models of a run."""
-    models = run.finished_models()
-    if models is None:
-        raise UserError(f"{run.folder} has no finished model yet: finish it, or leave it out")
-    losses = {IN_DOMAIN: models.in_domain, OOD: list(models.with_mean().values())[-1], **models.losses}
-    if what not in losses:
-        raise unknown("loss", what, [*losses, GAP])
-    rate = float(run.config["model"]["learning_rate"])
-    speed = costs(Group(run.name, [run])).tokens_per_second or math.nan
-    one = Point(run.name, rung, run.facts["parameters"], 0, run.seed, learning_rate=rate, tokens_per_second=speed)
-    pairs = zip(models.tokens.tolist(), losses[what].tolist(), strict=True)
-    return [replace(one, tokens=tokens, loss=loss) for tokens, loss in pairs]
+def _losses(runs: Sequence[Run], rung: str, what: str) -> list[Point]:
+    """The finished models of some runs."""
+    points = []
+    for run in runs:
+        models = run.finished_models()
+        if models is None:
+            raise UserError(f"{run.folder} has no finished model yet: finish it, or leave it out")
+        losses = {IN_DOMAIN: models.in_domain, OOD: list(models.with_mean().values())[-1], **models.losses}
+        if what not in losses:
+            raise unknown("loss", what, [*losses, GAP])
+        rate = float(run.config["model"]["learning_rate"])
+        speed = costs(Group(run.name, [run])).tokens_per_second or math.nan
+        for tokens, loss in zip(models.tokens.tolist(), losses[what].tolist(), strict=True):
+            points.append(Point(run.name, rung, run.facts["parameters"], tokens, run.seed, loss, rate, speed))
+    return points
 
 
 def _gaps(runs: Sequence[Run], rung: str, reference: str) -> list[Point]:
