@@ -41,8 +41,7 @@ def bench_generation(jobs: Sequence[Job], csv: Path | None = None) -> list[Row]:
     table = Table(COLUMNS, csv, line)
     for job in jobs:
         done = run_job(job, own_caches=True)
-        rows = done.pop("rows", [{}])
-        for row in rows:
+        for row in done.pop("rows", [{}]):
             table.add({**done, **row})
     errors = [row["error"] for row in table.rows if "error" in row]
     report_failures(errors, len(table.rows), "rows were not measured")

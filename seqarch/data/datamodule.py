@@ -345,11 +345,8 @@ class TextDataModule(Limited, LightningDataModule):
 
     def describe(self, samples: Tensor) -> list[str]:
         """The documents that each row of a batch's `sample [b, 2]` came from: "web: news.jsonl.zst lines 120-124"."""
-        descriptions = []
-        for number, index in samples.tolist():
-            sequences = self._splits[number]
-            descriptions.append(f"{sequences.domain.name}: {sequences.describe(index)}")
-        return descriptions
+        rows = ((self._splits[number], index) for number, index in samples.tolist())
+        return [f"{sequences.domain.name}: {sequences.describe(index)}" for sequences, index in rows]
 
     def unigram_entropy(self, domain: str) -> float:
         """Nats per token of the hold-out for a model that knows only token frequencies: the number to beat."""

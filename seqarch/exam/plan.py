@@ -132,9 +132,9 @@ class Exam:
     def cached(self, entrant: Entrant, seed: int) -> Path | None:
         """The finished run of another exam that is taken in place of this run, if nothing of this run is there."""
         run = self.run(entrant, seed)
-        return (
-            remembered(run, self.key(entrant, seed)) if entrant.remembered and folder.status(run) == "missing" else None
-        )
+        if not entrant.remembered or folder.status(run) != "missing":
+            return None
+        return remembered(run, self.key(entrant, seed))
 
     def check_folders(self, factors: Sequence[float] = ()) -> None:
         """Refuse a run of another exam, also where a ladder of these factors has yet to choose a run's rate."""

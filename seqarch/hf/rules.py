@@ -163,10 +163,11 @@ class Family(ABC):
     def around(self, config: Config, embedding: str, norm: str, *, bias: bool = False) -> list[Rule]:
         """The rules of the embedding, the last norm and, unless it is tied, the head."""
         rules = [Rule("lm.embedding.weight", (f"{embedding}.weight",)), Rule("lm.norm.weight", (f"{norm}.weight",))]
-        rules += [Rule("lm.norm.bias", (f"{norm}.bias",))] if bias else []
-        return (
-            rules if config.get("tie_word_embeddings", True) else [*rules, Rule("lm.head.weight", ("lm_head.weight",))]
-        )
+        if bias:
+            rules.append(Rule("lm.norm.bias", (f"{norm}.bias",)))
+        if not config.get("tie_word_embeddings", True):
+            rules.append(Rule("lm.head.weight", ("lm_head.weight",)))
+        return rules
 
 
 def convert(

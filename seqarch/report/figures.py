@@ -316,9 +316,8 @@ FIGURES = (*OF_LOSSES, *CAPABILITIES, entropy, implied_entropy)
 
 def _domain_panels(findings: Findings) -> tuple[Picture, list[Axes]]:
     """A panel per domain. With many models the last panel is large."""
-    return (
-        draw.overview(len(findings.domains), findings.groups) if findings.many else draw.panels(len(findings.domains))
-    )
+    count = len(findings.domains)
+    return draw.overview(count, findings.groups) if findings.many else draw.panels(count)
 
 
 def _label_domains(findings: Findings, figure: Picture, shown: Sequence[Axes], above: str, note: str = "") -> None:

@@ -82,7 +82,8 @@ class CurvesLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        with contextlib.suppress(*[OSError] * (status == "failed")):  # report the first error
+        # of a run that failed, report the first error
+        with contextlib.suppress(OSError) if status == "failed" else contextlib.nullcontext():
             self.save()
             self._restore()
         if status == "success" and is_finished(run := self.path.parent):

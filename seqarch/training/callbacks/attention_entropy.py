@@ -48,8 +48,7 @@ class AttentionEntropy(EveryNSteps):
         for layer, heads in entropy.items():
             implied = pl_module.lm.blocks[layer].mixer.implied
             metrics[tags.entropy(layer, implied=implied)] = float(heads.mean())
-            if self.heads:
-                each = {tags.entropy(layer, head, implied=implied): float(value) for head, value in enumerate(heads)}
-                metrics |= each
+            for head, value in enumerate(heads if self.heads else ()):
+                metrics[tags.entropy(layer, head, implied=implied)] = float(value)
         if metrics:
             log(trainer, metrics)
