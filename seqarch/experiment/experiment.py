@@ -20,6 +20,7 @@ from seqarch.evaluation.results import values
 from seqarch.experiment.checks import check_machine, check_memory, end_at_sigterm, running, user_errors_of_lightning
 from seqarch.experiment.parser import plain, read_options, recipe_parser
 from seqarch.experiment.run import (
+    Start,
     build_trainer,
     open_run,
     outcome,
@@ -193,31 +194,38 @@ class Experiment:
             if figures:
                 say(outcome(run_dir))
             return run_dir, lm
-        checkpoint, weights = starting_checkpoint(run_dir, config, self._completed)
-        for branch in unfinished_branches(run_dir):  # before the run goes on itself
-            _, lm = Experiment([], branch_config(branch, config), allow_code=self.allow_code)._fit(figures, lm)
-            if not is_finished(branch):
+        while True:
+            start = starting_checkpoint(run_dir, config, self._completed)
+            for branch in unfinished_branches(run_dir):  # before the run goes on itself
+                _, lm = Experiment([], branch_config(branch, config), allow_code=self.allow_code)._fit(figures, lm)
+                if not is_finished(branch):
+                    return run_dir, lm
+            told_to_stop, lm = self._train(run_dir, start, figures, lm)
+            if told_to_stop or not unfinished_branches(run_dir):
                 return run_dir, lm
+
+    def _train(self, run: Path, start: Start, figures: bool, lm: SequenceLM | None) -> tuple[bool, SequenceLM | None]:
+        """Train until the end or the next branch; whether a signal stopped it, and the model for another run."""
+        checkpoint, weights = start
         self._seed()
-        parts = self._instantiate(run_dir)
+        parts = self._instantiate(run)
         resumed = None if weights else checkpoint
         parts.model.lm = lm if resumed else None  # without a checkpoint it would keep the weights of a branch
         parts.model.origin = weights
-        trainer = build_trainer(parts, config, run_dir)
+        trainer = build_trainer(parts, self.config, run)
         if lm is None:
             check_memory(parts.model, on_cpu=trainer.strategy.root_device.type == "cpu")
         trainer.limit_val_batches = 0  # OODLoss measures; Lightning's loop is for `evaluate`
         trainer.accumulate_grad_batches = parts.data.accumulation(data_processes(trainer))
-        with warn_after_finish(run_dir), end_at_sigterm(trainer), running(trainer, checkpoint):
+        with warn_after_finish(run), end_at_sigterm(trainer), running(trainer, checkpoint):
             trainer.fit(parts.model, datamodule=parts.data, ckpt_path=resumed, weights_only=True)
-        lm = parts.model.lm if parts.model.device_mesh is None else None  # it may be sharded over this run's processes
-        left = unfinished_branches(run_dir)
-        if figures and trainer.is_global_zero and not left:
-            with warn_after_finish(run_dir):
-                say(outcome(run_dir))
+        if figures and trainer.is_global_zero and not unfinished_branches(run):
+            with warn_after_finish(run):
+                say(outcome(run))
         if parts.checkpoint.interrupted:
             raise KeyboardInterrupt
-        return self._fit(figures, lm) if left and not parts.checkpoint.told_to_stop else (run_dir, lm)
+        # the model may be sharded over this run's processes
+        return parts.checkpoint.told_to_stop, parts.model.lm if parts.model.device_mesh is None else None
 
     def _completed(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """A configuration of an earlier version with the defaults of options that came since."""

@@ -142,9 +142,11 @@ def open_run(config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Path:
     return run_dir
 
 
-def starting_checkpoint(
-    run_dir: Path, config: Mapping[str, Any], complete: Callable[[Any], Any]
-) -> tuple[str | None, dict[str, Any] | None]:
+Start = tuple[str | None, dict[str, Any] | None]
+"""The checkpoint that training begins from, and its content if that holds only weights."""
+
+
+def starting_checkpoint(run_dir: Path, config: Mapping[str, Any], complete: Callable[[Any], Any]) -> Start:
     """Return the checkpoint of `fit`: the newest in the run folder, else the given one. Training resumes from it.
 
     If that of `--from` holds only weights, training begins anew with them, and its content is returned too.
