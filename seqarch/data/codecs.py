@@ -52,7 +52,6 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, without special tokens."""
-        ...
 
     @abc.abstractmethod
     def special_tokens(self) -> Mapping[str, int]: ...
@@ -60,7 +59,6 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def around(self) -> tuple[int | None, int | None]:
         """The ids before and after a document, where the file says them."""
-        ...
 
     def id_of(self, token: str) -> int | None:
         """The id of a token by its name."""
