@@ -359,8 +359,7 @@ def measure(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Measured:
         experiment = Experiment.from_recipe(recipe, allow_code=allow)
         experiment.check()
         model = experiment.build_on_meta()
-    packages = {type(part).__module__.partition(".")[0] for part in model.modules()}
+    packages = {type(part).__module__.partition(".")[0] for part in model.modules()} - {"seqarch", "torch"}
     length = recipe["data"]["sequence_length"]
-    flops = model.flops_per_token(length, training=True)
-    state = model.state_elements(length)
-    return Measured(model.n_parameters(), state, packages - {"seqarch", "torch"}, experiment.data, flops)
+    counts = model.n_parameters(), model.state_elements(length)
+    return Measured(*counts, packages, experiment.data, model.flops_per_token(length, training=True))
