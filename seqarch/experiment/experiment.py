@@ -138,8 +138,8 @@ class Experiment:
         max_steps = self.options.trainer.max_steps
         self.model.check_schedule(max_steps)
         branch_steps(self.options.branches.at or [], self.model, max_steps)
-        devices = str(self.options.trainer.devices)
-        self.data.accumulation(int(devices) if devices.isdigit() else 1)
+        devices, context = str(self.options.trainer.devices), getattr(self._parts.trainer.strategy, "context", 1)
+        self.data.accumulation(max(1, int(devices) // context) if devices.isdigit() else 1)
 
     def try_out(self) -> None:
         """Take two steps of one micro-batch as the recipe trains, on one device and whole there; keep nothing.

@@ -400,3 +400,11 @@ def test_the_outcome_of_a_run_with_few_facts(tmp_path):
     assert said.startswith("a: 0 parameters, 409,600 tokens\n  in-domain docs")
     assert "\n  OOD       code" in said
     assert "(unigram entropy nan)" in said
+
+
+def test_processes_that_share_a_sequence_need_no_sequence_each():
+    two = {"trainer.accelerator": "cpu", "trainer.devices": 2, "data.sequences_per_step": 1}
+    strategy = {"class_path": "seqarch.training.FSDP2", "init_args": {"context": 2}}
+    Experiment.from_recipe("quickstart", {**two, "trainer.strategy": strategy}).check()
+    with pytest.raises(UserError, match=r"x devices=2 does not divide data\.sequences_per_step=1"):
+        Experiment.from_recipe("quickstart", {**two, "trainer.strategy": "fsdp2"}).check()
