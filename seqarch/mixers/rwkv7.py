@@ -369,17 +369,14 @@ class RWKV7Shell(RWKV7TimeMix):
         return self.mixer.state_bytes(seq_len, dtype) + self.d_model * dtype.itemsize
 
     def flops_per_token(self, seq_len: int, *, training: bool = False) -> float:
-        if self.mixer is None:
-            return super().flops_per_token(seq_len, training=training)
-        around = linear_flops(self.gate.down, self.gate.up, self.output) * (3 if training else 1)
-        return around + self.mixer.flops_per_token(seq_len, training=training)
+        core = self.attend if self.mixer is None else self.mixer
+        inside = {*core.modules()}  # a position encoding or a mixer counts its own
+        around = (each for each in self.modules() if isinstance(each, nn.Linear) and each not in inside)
+        return linear_flops(*around) * (3 if training else 1) + core.flops_per_token(seq_len, training=training)
 
     @property
     def flops_counted(self) -> bool:
         return self.mixer is not None and self.mixer.flops_counted
-
-    def sequence_flops(self, seq_len: int, *, training: bool) -> float:
-        return self.attend.flops_per_token(seq_len, training=training)
 
     @torch.no_grad()
     def attention_entropy(self, x: Tensor, *, cu_seqlens: Tensor | None = None) -> Tensor | None:

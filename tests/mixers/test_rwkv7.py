@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from seqarch.errors import UserError
 from seqarch.kernels import chunks
@@ -18,6 +18,7 @@ from seqarch.mixers.base import Mixer
 from seqarch.mixers.cores import SoftmaxCore, Top1ChunkCore, Top1ElementCore
 from seqarch.mixers.delta_net import GatedDeltaNet
 from seqarch.mixers.mamba2 import Mamba2
+from seqarch.mixers.positions import PositionEncoding
 from seqarch.mixers.rwkv7 import RWKV7, V_FIRST, RWKV7Shell
 from seqarch.mixers.short_convolution import ShortConvolutionState
 from seqarch.mixers.token_shift import token_shift
@@ -356,6 +357,24 @@ def test_costs_are_projections_and_core() -> None:
     mixer = RWKV7Shell(64, 0, 2, n_heads=4)
     assert mixer.flops_per_token(7) == 2 * (4 * 64 * 64 + 2 * 64 * 32) + 4 * 64 * 4
     assert mixer.state_bytes(10, torch.bfloat16) == 10 * 2 * 64 * 2 + 64 * 2
+
+
+class Turned(PositionEncoding):
+    """Has a matrix, as an encoding of a plug-in may."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.turn = nn.Linear(self.head_dim, self.head_dim)
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.turn(q), self.turn(k)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_costs_have_those_of_a_position_encoding_once(training: bool) -> None:
+    with_it, without = (RWKV7Shell(64, 0, 2, n_heads=4, position=each) for each in (Turned, "none"))
+    more = with_it.flops_per_token(7, training=training) - without.flops_per_token(7, training=training)
+    assert more == 2 * 16 * 16 * (3 if training else 1)
 
 
 def test_refusals() -> None:
