@@ -12,8 +12,8 @@ from seqarch.errors import UserError
 from seqarch.runs.files import atomic
 from seqarch.runs.folder import branch_path, checkpoint_path, newest_checkpoint
 from seqarch.training.callbacks.base import EveryNSteps
+from seqarch.training.callbacks.checkpoint import save_sealed
 from seqarch.training.callbacks.evaluate_tasks import OODLoss
-from seqarch.training.integrity import seal
 from seqarch.training.run_folder import begin, branch_steps
 
 
@@ -57,9 +57,8 @@ class Branches(EveryNSteps, Checkpoint):
             return  # finished, and the run was interrupted before it wrote a later checkpoint than this step's
         first = checkpoint_path(branch, step)
         with atomic(first, durable=True, replace=trainer.is_global_zero, folders=True) as partial:
-            trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
+            save_sealed(trainer, partial)
             if trainer.is_global_zero:
-                seal(partial)
                 begin(run, branch, step)
         if trainer.is_global_zero:
             with atomic(checkpoint_path(run, step), durable=True, folders=True) as partial:

@@ -120,9 +120,7 @@ class RunCheckpoint(EveryNSteps, Checkpoint):
                 trainer.save_checkpoint(path, weights_only=False, storage_options=options)
             else:
                 with atomic(path, durable=True, replace=trainer.is_global_zero) as partial:
-                    trainer.save_checkpoint(partial, weights_only=False)  # the optimizer's state too
-                    if trainer.is_global_zero:
-                        seal(partial)
+                    save_sealed(trainer, partial)
         if self.told_to_stop or trainer.global_step == trainer.max_steps or not self.in_background:
             self._finish(trainer)
 
@@ -175,3 +173,10 @@ def requeue() -> None:
         subprocess.run(["scontrol", "requeue", job], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         say(f"seqarch: warning: the job {job} is not requeued ({error}); submit it again", file=sys.stderr)
+
+
+def save_sealed(trainer: L.Trainer, path: Path) -> None:
+    """Write a checkpoint from which training goes on, and seal it. Every process calls this."""
+    trainer.save_checkpoint(path, weights_only=False)  # the optimizer's state too
+    if trainer.is_global_zero:
+        seal(path)
