@@ -361,5 +361,5 @@ def measure(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Measured:
         model = experiment.build_on_meta()
     packages = {type(part).__module__.partition(".")[0] for part in model.modules()} - {"seqarch", "torch"}
     length = recipe["data"]["sequence_length"]
-    counts = model.n_parameters(), model.state_elements(length)
-    return Measured(*counts, packages, experiment.data, model.flops_per_token(length, training=True))
+    flops = model.flops_per_token(length, training=True)
+    return Measured(model.n_parameters(), model.state_elements(length), packages, experiment.data, flops)
