@@ -104,7 +104,8 @@ def test_what_canon_layers_do() -> None:
     assert 0.125 < falls.pop("top1_chunk") < 0.135
     assert falls.keys() == {"delta_net", "mamba2", "gated_delta_net"}
     assert max(falls.values()) <= 0
-    assert all((after > before + 1) == (model not in falls) for model, (*_, before, after) in rows.items())  # copying
+    copying = {model: after - before for model, (*_, before, after) in rows.items()}
+    assert max(copying.pop(model) for model in falls) < 0.02 < 1 < min(copying.values())
     plain, canon = (sorted(rows, key=lambda model: rows[model][column]) for column in (2, 3))
     assert canon == [model for model in plain if model != "delta_net"] + ["delta_net"]
     assert plain.index("delta_net") == len(plain) - 3
