@@ -54,6 +54,16 @@ def refused(
         raise raises(text) from error
 
 
+def in_utf8(path: object, line: int = 1) -> contextlib.AbstractContextManager[None]:
+    """Refuse bytes of a file that are decoded and are not UTF-8, with their line; they begin in this `line`."""
+
+    def place(error: UnicodeDecodeError) -> str:
+        lines = line + error.object.count(b"\n", 0, error.start)
+        return f"byte 0x{error.object[error.start]:02x} in line {lines}; save it as UTF-8"
+
+    return refused(f"{path} is not UTF-8 text", UnicodeDecodeError, why=place)
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a `name` that is not among the `known` ones, with `near`."""
     known = list(known)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from seqarch.data.files import open_source, source_bytes
 from seqarch.data.select import Select
-from seqarch.errors import refused
+from seqarch.errors import in_utf8, refused
 from seqarch.runs.files import parse_object
 
 PIECE_BYTES = 8 << 20
@@ -92,12 +92,14 @@ def _cut_jsonl(path: Path, select: Select) -> Iterator[Found]:
             yield first_line, rest, raw.tell()
 
 
-def _readable(path: Path) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     """Refuse a file that pyarrow cannot read, or whose text is not UTF-8."""
     import pyarrow as pa
 
     message = f"{path}: cannot be read whole as the kind of file that its name says"
-    return refused(message, OSError, UnicodeDecodeError, pa.ArrowInvalid, why=True)
+    with refused(message, OSError, pa.ArrowInvalid, why=True), in_utf8(path):
+        yield
 
 
 def _cut_parquet(path: Path, select: Select) -> Iterator[Found]:
@@ -111,7 +113,7 @@ def _cut_parquet(path: Path, select: Select) -> Iterator[Found]:
         groups = map(table.metadata.row_group, range(table.num_row_groups))
         n_bytes = sum(group.column(column).total_uncompressed_size for group in groups for column in inside)
         rows = max(1, table.metadata.num_rows * PIECE_BYTES // max(1, n_bytes))
-        yield from _rows(table.iter_batches(rows, columns=columns), table.metadata.num_rows, source_bytes(path))
+        yield from _rows(table.iter_batches(rows, columns=columns), table.metadata.num_rows, path)
 
 
 def _cut_csv(path: Path, select: Select) -> Iterator[Found]:
@@ -125,10 +127,13 @@ def _cut_csv(path: Path, select: Select) -> Iterator[Found]:
             columns = select.columns(table.schema.names, path)
         raw.seek(0)
         text = csv.ConvertOptions(
-            include_columns=columns, column_types=dict.fromkeys(columns, pa.string()), strings_can_be_null=False
+            check_utf8=False,  # `_to_rows` says in which row
+            include_columns=columns,
+            column_types=dict.fromkeys(columns, pa.string()),
+            strings_can_be_null=False,
         )
         with csv.open_csv(raw, read, parse, text) as table:
-            yield from _rows(table, None, source_bytes(path))
+            yield from _rows(table, None, path)
 
 
 def _cut_arrow(path: Path, select: Select) -> Iterator[Found]:
@@ -140,20 +145,32 @@ def _cut_arrow(path: Path, select: Select) -> Iterator[Found]:
         opened: Any = pa.ipc.open_file(raw) if magic == b"ARROW1" else pa.ipc.open_stream(raw)
         columns = select.columns(opened.schema.names, path)
         batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if magic == b"ARROW1" else opened
-        yield from _rows((batch.select(columns) for batch in batches), None, source_bytes(path))
+        yield from _rows((batch.select(columns) for batch in batches), None, path)
 
 
-def _rows(batches: Any, n_rows: int | None, n_bytes: int) -> Iterator[Found]:
+def _rows(batches: Any, n_rows: int | None, path: Path) -> Iterator[Found]:
     """The rows of a table's batches, about `PIECE_BYTES` at a time."""
-    done = 0
+    done, n_bytes = 0, source_bytes(path)
     for batch in batches:
         step = batch.num_rows if n_rows else max(1, batch.num_rows * PIECE_BYTES // max(1, batch.nbytes))
         parts = [batch.slice(start, step) for start in range(0, batch.num_rows, max(1, step))]
         del batch  # else the texts would be in memory once more
         while parts:
-            rows = parts.pop(0).to_pylist()
+            rows = _to_rows(parts.pop(0), path, done + 1)
             yield done + 1, rows, n_bytes * (done + len(rows)) // n_rows if n_rows else 0
             done += len(rows)
+
+
+def _to_rows(batch: Any, path: Path, first: int) -> list[dict[str, Any]]:
+    """The rows of a batch, whose first has this number in the file."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:  # one at a time is slow
+        rows = []
+        for row in range(batch.num_rows):
+            with refused(f"{path} is not UTF-8 text: row {first + row}; save it as UTF-8", UnicodeDecodeError):
+                rows += batch.slice(row, 1).to_pylist()
+        return rows
 
 
 def documents(piece: Piece, select: Select) -> Iterator[Document]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqarch.errors import UserError, absent, one_line, refused
+from seqarch.errors import UserError, absent, in_utf8, one_line, refused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -151,7 +151,7 @@ def read_text(path: Path) -> str:
     Raises:
         UserError: it is not UTF-8 text.
     """
-    with refused(f"{path} is not a text file", UnicodeDecodeError, why=True):
+    with in_utf8(path):
         return path.read_text(encoding="utf-8")
 
 
@@ -219,8 +219,9 @@ def parse_json(text: str | bytes, path: Path, line: int = 1) -> Any:
     Raises:
         UserError: it is not JSON, or not Unicode text; the message names file and line.
     """
-    try:
+    with in_utf8(path, line):
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+    try:
         content = json.loads(text)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(content, ensure_ascii=False).encode()

@@ -29,7 +29,7 @@ def recorded(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="has 64 tokens, fewer than the 65 to record"):
         record(tmp_path / "checkpoint", tmp_path / "text", tmp_path / "out", 65)
     (tmp_path / "latin").write_bytes(b"caf\xe9")
-    with pytest.raises(UserError, match="latin is not a text file"):
+    with pytest.raises(UserError, match="latin is not UTF-8 text"):
         record(tmp_path / "checkpoint", tmp_path / "latin", tmp_path / "new" / "out", 4)
     with pytest.raises(UserError, match="there is no file 'nope': name a file of text"):
         record(tmp_path / "checkpoint", Path("nope"), tmp_path / "out", 4)

@@ -86,7 +86,7 @@ def test_generate_takes_a_file_of_prompts(checkpoint, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("p.txt", b"a\xffb", "is not a text file"),
+        ("p.txt", b"a\xffb", "is not UTF-8 text"),
         ("p.txt", b"", "line 1 is empty"),
         ("p.txt", b"a\n\nb\n", "line 2 is empty"),
         ("p.jsonl", b"a\n", ":1: is not JSON"),

@@ -24,6 +24,8 @@ def line(**record: object) -> bytes:
 
 
 GOOD = line(text="good")
+LATIN = '{"text": "café"}\n'.encode("latin1")
+NOT_UTF8 = "is not UTF-8 text:"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,10 @@ GOOD = line(text="good")
         ("a.jsonl", line(text=7), r"a\.jsonl:1: field 'text' holds a number, not text"),
         ("a.jsonl", line(text=None), r"a\.jsonl:1: field 'text' holds null, not text"),
         ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', r"a\.jsonl:2: is not JSON"),
-        ("a.jsonl", GOOD + b'{"text": "\xff"}\n', r"a\.jsonl:2: is not JSON"),
+        ("a.jsonl", GOOD + LATIN + GOOD, rf"a\.jsonl {NOT_UTF8} byte 0xe9 in line 2; save it as UTF-8$"),
+        ("a.txt", b"a\n" + LATIN, rf"a\.txt {NOT_UTF8} byte 0xe9 in line 2; save it as UTF-8$"),
+        ("a.csv", b"text\na\n" + LATIN, rf"a\.csv {NOT_UTF8} row 2; save it as UTF-8$"),
+        ("a.csv", b"text,caf\xe9\na,b\n", rf"a\.csv {NOT_UTF8} byte 0xe9 in line 1; save it as UTF-8$"),
         ("a.jsonl", b"", r"a\.jsonl: the file is empty"),
         ("a.jsonl", b"\n\n", "no document in train of web .0 documents, left out: 0 empty"),
         ("a.jsonl", line(text=""), "left out: 1 empty, 0 by length"),
@@ -94,7 +99,7 @@ def test_parquet_with_a_text_that_is_not_utf8(tmp_path: Path) -> None:
     offsets = pa.array([0, 1, 3], pa.int32()).buffers()[1]
     texts = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xff\xfe")])
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=r"a\.parquet: cannot be read whole .*: 'utf-8' codec"):
+    with pytest.raises(UserError, match=r"a\.parquet is not UTF-8 text: row 2; save it as UTF-8$"):
         prepare([tmp_path / "a.parquet"], tmp_path / "out", "web", "byte", holdout=0)
 
 

@@ -169,7 +169,7 @@ def test_malformed_curves_name_file_and_line(run, kind):
     ("file", "content", "expected"),
     [
         ("curves.csv", b"", "curves.csv ends at step 0 of 100"),
-        ("curves.csv", b"\xff\xfe\x00", "curves.csv is not a text file"),
+        ("curves.csv", b"\xff\xfe\x00", "curves.csv is not UTF-8 text"),
         ("curves.csv", b'step,tokens\n1,"2\n', "curves.csv: malformed CSV: line 2"),
         ("run.json", b'{"name": "a",\n "seed" 0}', "run.json:2: is not JSON"),
         ("run.json", b"[]", "run.json:1: expected an object"),

@@ -75,7 +75,7 @@ def test_damaged_curves(run):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (BINARY, "curves.csv is not a text file"),
+        (BINARY, "curves.csv is not UTF-8 text"),
         (b"tokens\n1\n", "curves.csv:1: expected columns step, tokens"),
         (b"step,tokens\n0,0\n1,x\n", "curves.csv:3: could not convert string to float: 'x'"),
         (b"step,tokens\n0,0\n1\n2,0\n", "curves.csv:3: 1 cells where the header has 2 columns"),
