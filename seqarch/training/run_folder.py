@@ -332,7 +332,7 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
         max_steps: steps of the trunk.
 
     Raises:
-        UserError: the trunk's rate is not constant, a branch would leave before the end of the warm-up, or two at once.
+        UserError: the trunk's rate is not constant, or a branch would leave during warm-up or repeat another run.
     """
     if at and not model.decay_share:
         raise UserError("branches.at needs a learning rate that falls at its end: set model.decay_share, such as 0.2")
@@ -345,8 +345,9 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
                 f"branches.at: a branch of {length} steps would leave at step {start}, not between warm-up and end: "
                 "make its share larger, or model.warmup_steps or model.decay_share smaller"
             )
-        if (other := steps.setdefault(start, length)) != length:
-            raise UserError(f"branches.at: branches of {other} and {length} steps would both leave at step {start}")
+        if other := steps.get(start, length == max_steps and length):
+            raise UserError(f"branches.at: runs of {other} and {length} steps would both decay from step {start}")
+        steps[start] = length
     return steps
 
 

@@ -224,7 +224,9 @@ def test_branches_leave_where_their_rate_falls():
         ([0.5], Model(0), "set model.decay_share, such as 0.2"),
         ([0.01], Model(0.2), "a branch of 10 steps would leave at step 10"),
         ([0.5], Model(1.0, warmup_steps=0), "would leave at step 0, not .*: make its share larger, or .*decay_share"),
-        ([0.11, 0.12], Model(0.2, warmup_steps=100), "branches of 110 and 120 steps would both leave at step 100"),
+        ([0.11, 0.12], Model(0.2, warmup_steps=100), "runs of 110 and 120 steps would both decay from step 100"),
+        ([0.5, 0.5001], Model(0.2), "runs of 500 and 500 steps would both decay from step 400"),
+        ([0.9999], Model(0.2), "runs of 1000 and 1000 steps would both decay from step 800"),
     ],
 )
 def test_branches_that_cannot_be_are_refused(at, model, message):
