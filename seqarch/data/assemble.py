@@ -61,7 +61,7 @@ def check_domain(domain: str) -> None:
 
 def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Tokenizer) -> list[Manifest]:
     """The shards of one domain, in `place`, or of all that the pieces name, in folders of their names there."""
-    names = [job.domain] if job.domain else _domains(job, pieces)
+    names = _domains(job, pieces)
     folders = {name: place if job.domain else place / name for name in names}
     if not job.domain:
         for folder in folders.values():
@@ -93,10 +93,12 @@ def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Toke
 
 
 def _domains(job: Manifest, pieces: Sequence[Path]) -> list[str]:
-    """The names of all domains in the pieces, sorted."""
+    """The name of the domain, or of all domains in the pieces, sorted."""
     names = sorted({str(name) for path in pieces for name in read_arrays(path, only=("domains",))["domains"].flat})
     if not names:
-        raise UserError(f"no document in {', '.join(source.file for source in job.sources)}")
+        raise UserError(f"no document in {job.asked}: give other files or conditions")
+    if job.domain:
+        return [job.domain]
     if (found := len(names)) > MOST_DOMAINS:
         raise UserError(f"{job.domain_field} has {found:,} values, more than {MOST_DOMAINS} domains: name another")
     for name in names:
@@ -140,8 +142,8 @@ def _with_counts(manifest: Manifest, left_out: np.ndarray) -> Manifest:
 def _check_splits(manifest: Manifest) -> None:
     shares = {"train": 1 - manifest.holdout, "holdout": manifest.holdout}
     if empty := [split for split in SPLITS if shares[split] > 0 and not manifest.splits[split].documents]:
-        left_out = f"{manifest.empty_documents} empty, {manifest.short_documents + manifest.long_documents} by length"
-        found = f"{sum(manifest.splits[split].documents for split in SPLITS)} documents, left out: {left_out}"
+        found = f"{sum(manifest.splits[split].documents for split in SPLITS)} documents, left out: "
+        found += f"{manifest.empty_documents} empty, {manifest.short_documents + manifest.long_documents} by length"
         more = f"give more (a text file is one, as a line of JSONL is), or another --holdout than {manifest.holdout:g}"
         raise UserError(f"no document in {empty[0]} of {manifest.domain} ({found}): {more}")
 
@@ -175,7 +177,7 @@ def add_documents(before: Domain, job: Manifest, pieces: Sequence[Path], work: P
             writer.add(*parts["train"])
     splits: dict[Split, SplitSummary] = {**old.splits, "train": writer.close()}
     if splits["train"].documents == old.splits["train"].documents:
-        raise UserError(f"no document in {', '.join(source.file for source in job.sources)} can be added")
+        raise UserError(f"no document in {job.asked} can be added")
     manifest = _with_counts(dataclasses.replace(old, sources=(*old.sources, *job.sources), splits=splits), left_out)
     write_text(work / MANIFEST, manifest.to_json())
     finish_adding(folder, work)

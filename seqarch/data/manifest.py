@@ -91,6 +91,12 @@ class Manifest(Checked):
         if self.format != FORMAT:
             raise ValueError(self.format)
 
+    @property
+    def asked(self) -> str:
+        """Its files, and the conditions that their rows must meet, for messages."""
+        files = ", ".join(source.file for source in self.sources)
+        return f"{files} with --where {' and '.join(self.where)}" if self.where else files
+
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seqarch.data.prepare import prepare
+from seqarch.data.prepare import Preparation, prepare
 from seqarch.errors import UserError
 from seqarch.evaluation.rows import read_rows
 from seqarch.experiment.experiment import Experiment
@@ -42,7 +42,7 @@ NOT_UTF8 = "is not UTF-8 text:"
         ("a.csv", b"text\na\n" + LATIN, rf"a\.csv {NOT_UTF8} row 2; save it as UTF-8$"),
         ("a.csv", b"text,caf\xe9\na,b\n", rf"a\.csv {NOT_UTF8} byte 0xe9 in line 1; save it as UTF-8$"),
         ("a.jsonl", b"", r"a\.jsonl: the file is empty"),
-        ("a.jsonl", b"\n\n", "no document in train of web .0 documents, left out: 0 empty"),
+        ("a.jsonl", b"\n\n", r"^no document in a\.jsonl: give other files"),
         ("a.jsonl", line(text=""), "left out: 1 empty, 0 by length"),
         ("a.jsonl.zst", GOOD, r"a\.jsonl\.zst: cannot be read"),
         ("a.jsonl.zst", zstd(GOOD * 99)[:-4], r"a\.jsonl\.zst: cannot be read whole as the kind of file"),
@@ -134,6 +134,14 @@ def test_wrong_options(jsonl: Write, tmp_path: Path, options: dict, message: str
     defaults = {"files": [jsonl(make_texts(20, 0))], "domain": "web", "tokenizer": "byte"}
     with pytest.raises(UserError, match=message):
         prepare(out=tmp_path / "out", **{**defaults, **options})
+
+
+@pytest.mark.parametrize("named", [{"domain": "web"}, {"domain_field": "text"}, {"domain": "old", "append": True}])
+def test_conditions_that_no_row_meets_are_named(jsonl: Write, tmp_path: Path, named: dict) -> None:
+    prepare([jsonl(["a"])], tmp_path, "old", "byte", holdout=0)
+    said = r"^no document in b\.jsonl with --where text=b and text!=a"
+    with pytest.raises(UserError, match=said):
+        Preparation([jsonl(["c"], "b.jsonl")], tmp_path, where=["text=b", "text!=a"], tokenizer="byte", **named).run()
 
 
 def test_one_document_cannot_be_held_out_and_trained_on(tmp_path: Path) -> None:
