@@ -184,6 +184,12 @@ def test_recall_probe_logs_and_does_not_disturb_training(fit, finished, shards):
     assert all(values.keys() == {0, 2, 4} for values in logged.values())
 
 
+def test_a_task_that_the_data_are_too_short_for_is_refused_before_the_run_begins(fit, tmp_path):
+    with pytest.raises(UserError, match=r"data\.sequence_length for RepeatGain\.passage must be at least 768"):
+        fit(**{"recall_probe.at": "[1.0]"})
+    assert not (tmp_path / "run").exists()
+
+
 def test_accumulated_steps_are_whole_steps(fit, finished):
     whole = fit(**{"data.micro_batch_size": 4})
     assert column(finished, "loss/train") == pytest.approx(column(whole, "loss/train"), rel=1e-5)

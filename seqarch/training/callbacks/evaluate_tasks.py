@@ -28,6 +28,11 @@ class EvaluateTasks(EveryNSteps):
         self.tasks = tasks
         self.at = at
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit" and (self.at or self.every_n_steps):
+            for task in self.tasks:  # which may refuse the data, before the run has begun
+                task.prepare_once(trainer.datamodule)
+
     def is_due(self, step: int, max_steps: int) -> bool:
         if self.at is None:
             return super().is_due(step, max_steps)
