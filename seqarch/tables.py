@@ -77,6 +77,11 @@ def _harmless(cell: Any) -> Any:
     return cell
 
 
+def counted(count: int, noun: str) -> str:
+    """ "1 document" or "1,200 documents"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def readable(count: float) -> str:
     """`12_340_000` as "12.3M"."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

@@ -48,8 +48,8 @@ def check_new(folder: Path) -> None:
 def check_inputs(folder: Path, job: Manifest) -> None:
     """Refuse a domain that was prepared from other inputs than those of `job`."""
     if is_domain(folder) and (differing := differing_inputs(Domain(folder).manifest, job)):
-        wrong = f"{folder} was prepared from other inputs ({', '.join(differing)} differ)"
-        raise UserError(f"{wrong}: choose another domain name or --out, or remove it")
+        other = f"other inputs ({', '.join(differing)})"
+        raise UserError(f"{folder} was prepared from {other}: choose another domain name or --out, or remove it")
 
 
 def check_domain(domain: str) -> None:
@@ -142,10 +142,8 @@ def _with_counts(manifest: Manifest, left_out: np.ndarray) -> Manifest:
 def _check_splits(manifest: Manifest) -> None:
     shares = {"train": 1 - manifest.holdout, "holdout": manifest.holdout}
     if empty := [split for split in SPLITS if shares[split] > 0 and not manifest.splits[split].documents]:
-        found = f"{sum(manifest.splits[split].documents for split in SPLITS)} documents, left out: "
-        found += f"{manifest.empty_documents} empty, {manifest.short_documents + manifest.long_documents} by length"
         more = f"give more (a text file is one, as a line of JSONL is), or another --holdout than {manifest.holdout:g}"
-        raise UserError(f"no document in {empty[0]} of {manifest.domain} ({found}): {more}")
+        raise UserError(f"no document in {empty[0]} of {manifest.domain} ({manifest.counts}): {more}")
 
 
 def publish(folder: Path, manifest: Manifest) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from seqarch.errors import UserError, refused
 from seqarch.runs.files import Checked, read_json
 from seqarch.runs.tags import MEAN
+from seqarch.tables import counted
 
 Split = Literal["train", "holdout"]
 SPLITS: tuple[Split, ...] = ("train", "holdout")
@@ -96,6 +97,20 @@ class Manifest(Checked):
         """Its files, and the conditions that their rows must meet, for messages."""
         files = ", ".join(source.file for source in self.sources)
         return f"{files} with --where {' and '.join(self.where)}" if self.where else files
+
+    @property
+    def counts(self) -> str:
+        """Its documents and tokens, and what was left out."""
+        train, held_out = (self.splits[split] for split in SPLITS)
+        documents, tokens = train.documents + held_out.documents, train.tokens + held_out.tokens
+        left_out = {
+            "empty": self.empty_documents,
+            f"of fewer than {self.min_tokens or 0:,} tokens": self.short_documents,
+            f"of more than {self.max_tokens or 0:,} tokens": self.long_documents,
+        }
+        found = ", ".join(f"{count:,} {which}" for which, count in left_out.items() if count)
+        kept = f"{counted(documents, 'document')}, {tokens:,} {self.tokenizer} tokens ({held_out.tokens:,} held out)"
+        return f"{kept}; left out: {found}" if found else kept
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from seqarch.arguments import Count, Interval, check_fields
 from seqarch.data.assemble import add_documents, assemble, check_domain, check_inputs, check_new, finish_adding
 from seqarch.data.files import find_files, is_hub, source_bytes, source_sha256, standard_input
-from seqarch.data.manifest import INPUTS, SPLITS, Manifest, Source, differing_inputs
+from seqarch.data.manifest import INPUTS, Manifest, Source, differing_inputs
 from seqarch.data.remote import is_remote, mirror
 from seqarch.data.select import Select
 from seqarch.data.shards import WORK, Domain, is_domain, list_domains
@@ -281,7 +281,7 @@ def join(folder: str | Path) -> list[Manifest]:
     listed = [read_json(path / JOB).get("files") for path in parts]
     for path, job, names in zip(parts, jobs, listed, strict=True):
         if differing := ", ".join([*differing_inputs(job, jobs[0], INPUTS[:-1]), *["files"] * (names != listed[0])]):
-            raise UserError(f"{path} was prepared otherwise than part 1 ({differing} differ): prepare it again")
+            raise UserError(f"{path} was prepared otherwise than part 1 ({differing}): prepare it again")
     job = dataclasses.replace(jobs[0], sources=tuple(source for each in jobs for source in each.sources))
     with locked(place / PARTS / "lock", f"another process is joining {folder}"):
         tokenizer = stored_tokenizer(job.tokenizer, parts[0] / FOLDER)
@@ -304,21 +304,7 @@ def _label(job: Manifest) -> str:
 
 def summary(manifest: Manifest) -> str:
     """One line: documents and tokens of a domain."""
-    train, held_out = (manifest.splits[split] for split in SPLITS)
-    return (
-        f"{manifest.domain}: {train.documents + held_out.documents:,} documents, {train.tokens + held_out.tokens:,} "
-        f"{manifest.tokenizer} tokens ({held_out.tokens:,} held out){_left_out(manifest)}"
-    )
-
-
-def _left_out(manifest: Manifest) -> str:
-    counts = {
-        "empty": manifest.empty_documents,
-        f"of fewer than {manifest.min_tokens or 0:,} tokens": manifest.short_documents,
-        f"of more than {manifest.max_tokens or 0:,} tokens": manifest.long_documents,
-    }
-    found = [f"{count:,} {which}" for which, count in counts.items() if count]
-    return f"; left out: {', '.join(found)}" if found else ""
+    return f"{manifest.domain}: {manifest.counts}"
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

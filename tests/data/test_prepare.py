@@ -278,7 +278,7 @@ def test_preparing_over_other_inputs_is_refused(jsonl: Write, tmp_path: Path, ch
     before = contents(tmp_path / "out")
     options = {"texts": 0, "tokenizer": "byte", "holdout": 0.2, **change}
     files = [jsonl(make_texts(40, options.pop("texts")))]
-    with pytest.raises(UserError, match=f"prepared from other inputs \\({named} differ\\)"):
+    with pytest.raises(UserError, match=f"prepared from other inputs \\({named}\\)"):
         prepare(files, tmp_path / "out", "web", **options)
     assert contents(tmp_path / "out") == before
 
@@ -334,7 +334,7 @@ def test_a_domain_that_another_process_finishes_before_the_lock_is_kept(
         return found
 
     monkeypatch.setattr(module, "is_domain", look_then_wait)
-    with pytest.raises(UserError, match=r"prepared from other inputs \(holdout differ\)"):
+    with pytest.raises(UserError, match=r"prepared from other inputs \(holdout\)"):
         prepare([file], out, "web", "byte", holdout=0.2)
     assert Domain(out / "web").manifest.holdout == 0.5
 
@@ -367,7 +367,7 @@ def test_documents_are_selected_by_their_tokens(
     assert (manifest.min_tokens, manifest.max_tokens) == (96, 105)
     assert Domain(tmp_path / "out" / "web").manifest == manifest
     assert "; left out: 5 of fewer than 96 tokens, 5 of more than 105 tokens" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"no document in train of .*left out: 0 empty, [1-9]"):
+    with pytest.raises(UserError, match=r"no document in train of .*left out: 20 of fewer than 200 tokens"):
         prepare([jsonl(texts)], tmp_path / "out", "none", "byte", min_tokens=200, workers=1)
 
 

@@ -43,7 +43,7 @@ NOT_UTF8 = "is not UTF-8 text:"
         ("a.csv", b"text,caf\xe9\na,b\n", rf"a\.csv {NOT_UTF8} byte 0xe9 in line 1; save it as UTF-8$"),
         ("a.jsonl", b"", r"a\.jsonl: the file is empty"),
         ("a.jsonl", b"\n\n", r"^no document in a\.jsonl: give other files"),
-        ("a.jsonl", line(text=""), "left out: 1 empty, 0 by length"),
+        ("a.jsonl", line(text=""), "left out: 1 empty.: give more"),
         ("a.jsonl.zst", GOOD, r"a\.jsonl\.zst: cannot be read"),
         ("a.jsonl.zst", zstd(GOOD * 99)[:-4], r"a\.jsonl\.zst: cannot be read whole as the kind of file"),
         ("a.jsonl.gz", GOOD, r"a\.jsonl\.gz: cannot be read"),
@@ -146,7 +146,7 @@ def test_conditions_that_no_row_meets_are_named(jsonl: Write, tmp_path: Path, na
 
 def test_one_document_cannot_be_held_out_and_trained_on(tmp_path: Path) -> None:
     (tmp_path / "all.txt").write_text("one long text")
-    with pytest.raises(UserError, match=r"no document in .*1 documents, .*: give more \(a text file is one"):
+    with pytest.raises(UserError, match=r"no document in .*[(]1 document, .*: give more \(a text file is one"):
         prepare([tmp_path / "all.txt"], tmp_path / "out", "web", "byte")
 
 

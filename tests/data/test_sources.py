@@ -188,10 +188,10 @@ def test_a_part_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         join(folder)
     assert contents(folder) == before
     Preparation(out=tmp_path, part="2/3", **{**inputs, "holdout": 0.5}).run()
-    with pytest.raises(UserError, match=r"was prepared otherwise than part 1 \(holdout differ\): prepare it again"):
+    with pytest.raises(UserError, match=r"was prepared otherwise than part 1 \(holdout\): prepare it again"):
         join(folder)
     Preparation(out=tmp_path, part="2/3", **{**inputs, "files": inputs["files"][1:]}).run()
-    with pytest.raises(UserError, match=r"was prepared otherwise than part 1 \(files differ\): prepare it again"):
+    with pytest.raises(UserError, match=r"was prepared otherwise than part 1 \(files\): prepare it again"):
         join(folder)
     piece = next((tmp_path / "web/.parts/2-of-3").glob("piece-*.npz"))
     Preparation(out=tmp_path, part="2/3", **inputs).run()
@@ -230,9 +230,7 @@ def test_a_field_names_the_domain(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "all").iterdir()} == set(names)
     before = contents(tmp_path / "all")
     assert Preparation(out=tmp_path / "all", domain_field=field, **inputs).run() == made
-    with pytest.raises(
-        UserError, match=r"was prepared from other inputs \(holdout differ\): choose another domain name"
-    ):
+    with pytest.raises(UserError, match=r"was prepared from other inputs \(holdout\): choose another domain name"):
         Preparation(out=tmp_path / "all", domain_field=field, **{**inputs, "holdout": 0.1}).run()
     shutil.rmtree(tmp_path / "all" / ".work")
     assert contents(tmp_path / "all") == before
