@@ -64,6 +64,7 @@ class LongDocuments(Task):
         for domain in self.prepared:
             if scorer.tokenizer is not None and (name := domain.manifest.tokenizer) != scorer.tokenizer.name:
                 raise UserError(f"{domain.folder} has the tokenizer {name}, but the model {scorer.tokenizer.name}")
+        self._documents(scorer)
 
     def prepare(self, data: TextDataModule | None) -> None:
         self.texts = [str(row.get("text") or "") for row in read_rows(self.file)] if self.file else []
@@ -73,11 +74,9 @@ class LongDocuments(Task):
         self.found = {name: [*itertools.islice(documents, self.documents)] for name, documents in found.items()}
 
     def score(self, scorer: Scorer) -> Scores:
-        found = {**self.found, ROWS: self._encoded(scorer)} if self.texts else self.found
+        found = self._documents(scorer)
         begin = scorer.prompt([0])[:-1]
         rows = [torch.from_numpy(np.append(begin, each).astype("int64")) for every in found.values() for each in every]
-        if not rows:
-            raise UserError(f"no document of {', '.join(found)} has {self.length:,} tokens: change --lengths or --rows")
         ranges = list(itertools.pairwise([0, *self.edges]))
         means = scorer.measure(rows, functools.partial(mean_by_range, ranges=ranges), pieces=True)
         samples = {
@@ -87,6 +86,13 @@ class LongDocuments(Task):
             if len(table)
         }
         return Scores.of(samples)
+
+    def _documents(self, scorer: Scorer) -> dict[str, list[np.ndarray]]:
+        """The first `length` tokens of the documents that have so many, by domain."""
+        found = {**self.found, ROWS: self._encoded(scorer)} if self.texts else self.found
+        if not any(found.values()):
+            raise UserError(f"no document of {', '.join(found)} has {self.length:,} tokens: change --lengths or --rows")
+        return found
 
     def _encoded(self, scorer: Scorer) -> list[np.ndarray]:
         """The tokens of the texts that are long enough."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from seqarch.errors import SeqarchWarning, UserError, several, unknown
-from seqarch.evaluation.task import Asked, Task
+from seqarch.evaluation.task import Asked, Task, ready_of
 from seqarch.plugins import import_all
 
 GROUP = "seqarch.tasks"
@@ -39,6 +39,8 @@ def tasks_named(names: str | Sequence[str], asked: Asked | None = None) -> list[
         found |= {task.name: task for task in named}
     if not found:
         raise UserError("no task is named: give --tasks, or --list to see them")
+    for task in found.values():
+        task.by_group = task.name not in several(names)
     return list(found.values())
 
 
@@ -46,21 +48,13 @@ def with_rows(names: str | Sequence[str], asked: Asked | None = None) -> list[Ta
     """The tasks that words mean, without those of a group that have no rows; a warning names these.
 
     Raises:
-        UserError: a word is unknown, or no task of a group has rows.
+        UserError: a word is unknown, or a task that is named itself has no rows, or none has.
     """
-    tasks, words, missing = tasks_named(names, asked), several(names), {}
-    for task in tasks:
-        if task.name not in words:
-            try:
-                task.row_files()
-            except UserError as error:
-                missing[task.name] = error
-    if missing and len(missing) == len(tasks):
-        raise next(iter(missing.values()))
+    found, missing = ready_of(tasks_named(names, asked), lambda task: task.row_files())
     if missing:
         names = ", ".join(missing)
         warnings.warn(f"left out without rows: {names} (--list says how to get them)", SeqarchWarning, stacklevel=3)
-    return [task for task in tasks if task.name not in missing]
+    return found
 
 
 def check_asked(asked: Asked, tasks: Sequence[Task]) -> None:

@@ -1,15 +1,16 @@
 """Scores tasks on one checkpoint and writes each result at once."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import UserError
+from seqarch.errors import SeqarchWarning, UserError
 from seqarch.evaluation.partial import Partial
 from seqarch.evaluation.rows import RowFiles
 from seqarch.evaluation.scorer import Scorer
-from seqarch.evaluation.task import Scores, Task, evaluate
+from seqarch.evaluation.task import Scores, Task, evaluate, ready_of
 from seqarch.runs.files import check_folder
 from seqarch.runs.folder import EVALUATIONS, result_path
 from seqarch.runs.results import IDENTITY, Result, Value, interval, read_result, write_result
@@ -38,6 +39,8 @@ def evaluate_into(
 ) -> list[Result]:
     """Score tasks and write their results to a run folder; existing results are not measured again.
 
+    A warning names each task of a group that is left out, since it cannot score this model or these data.
+
     Args:
         folder: the run folder.
         step: optimizer steps of the checkpoint.
@@ -49,15 +52,16 @@ def evaluate_into(
         begin: called with the name of each task before it is scored.
 
     Raises:
-        UserError: before anything is scored: the model cannot be scored on a task, its rows are missing or were trained
-            on, or there is a result of another setting.
+        UserError: before anything is scored: no task can score the model, or one that is named itself cannot, its rows
+            are missing or were trained on, or there is a result of another setting.
     """
     check_folder(folder / EVALUATIONS, folder)
     facts = {task.name: _facts(task, scorer, data, origin, trained_on or {}) for task in tasks}
-    for task in tasks:
-        task.check(scorer)
-        _check_same(result_path(folder, step, task.name), facts[task.name])
-        task.prepare_once(data)
+    for name, about in facts.items():
+        _check_same(result_path(folder, step, name), about)
+    tasks, left_out = ready_of(tasks, lambda task: (task.prepare_once(data), task.check(scorer)))
+    for name, error in left_out.items():
+        warnings.warn(f"left out {name}: {error}", SeqarchWarning, stacklevel=3)
     results = []
     result_path(folder, step, "").parent.mkdir(parents=True, exist_ok=True)  # before the work, whose results need it
     for task in tasks:

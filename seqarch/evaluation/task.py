@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -66,6 +66,8 @@ class Task(Limited, ABC):
     """Whether the model must be able to decode: to carry a state over `length` tokens."""
     length: int = 1
     """Tokens that the task reads in one sequence; only of tasks that decode."""
+    by_group: bool = False
+    """Whether only a word for several tasks means this one, so that it is left out where it cannot be scored."""
 
     option_prefix = "{}."
     _prepared_for: TextDataModule | str | None = "nothing"
@@ -99,7 +101,7 @@ class Task(Limited, ABC):
         return data.hold_out_checksums()
 
     def check(self, scorer: Scorer) -> None:
-        """Raise `UserError` for a model that the task cannot score. Called before any task is scored."""
+        """Raise `UserError` for a model that the task cannot score. Called before any task is scored, after `prepare`."""
         if not self.decodes:
             return
         with refused(f"{self.name} reads through a decoding state", UserError, why=True):
@@ -117,6 +119,24 @@ class Task(Limited, ABC):
     @abstractmethod
     def score(self, scorer: Scorer) -> Scores:
         """Score the model of `scorer`. The tags must not depend on the model."""
+
+
+def ready_of(tasks: Sequence[Task], ready: Callable[[Task], object]) -> tuple[list[Task], dict[str, UserError]]:
+    """The tasks for which `ready` raises no `UserError`, and the errors of those of a group that are left out, by name.
+
+    Raises:
+        UserError: `ready` refuses a task that is named itself, or every task.
+    """
+    found, left_out = [], {}
+    for task in tasks:
+        try:
+            ready(task)
+            found.append(task)
+        except UserError as error:
+            left_out[task.name] = error
+            if not task.by_group or len(left_out) == len(tasks):
+                raise
+    return found, left_out
 
 
 def evaluate(tasks: Iterable[Task], scorer: Scorer, data: TextDataModule | None) -> Scores:
