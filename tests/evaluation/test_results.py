@@ -195,12 +195,12 @@ def test_a_group_leaves_out_tasks_without_rows_and_names_them(tmp_path):
 
 def test_a_group_leaves_out_tasks_that_do_not_suit_the_run(trained, tmp_path):
     """Sequences of 48 tokens are too short for `RepeatGain`, and no document has 102,400 tokens."""
-    short, long = "left out RepeatGain: data.sequence_length .* 768, not 48", "left out LongDocuments: no document"
+    short, long = r"left out RepeatGain: data\.sequence_length .* 768, not 48", "left out LongDocuments: no document"
     with pytest.warns(SeqarchWarning, match=short), pytest.warns(SeqarchWarning, match=long):
         evaluate_checkpoint(trained, ["recall", "long", "loss"], tmp_path)
     assert newest_results(tmp_path).keys() == {"BitsPerByte", "Copying", "LossByDomain", "LossByPosition"}
     for words in (["recall", "long"], ["RepeatGain", "loss"]):
-        with pytest.raises(UserError, match="768, not 48|no document of docs"):
+        with pytest.raises(UserError, match=r"768, not 48|no document of docs"):
             evaluate_checkpoint(trained, words, tmp_path)
 
 
