@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from seqarch.data.manifest import SPLITS, Manifest, Split, SplitSummary, check_name, differing_inputs
+from seqarch.data.manifest import SPLITS, Manifest, Split, SplitSummary, check_domain, differing_inputs
 from seqarch.data.remote import origin, upload
 from seqarch.data.shards import (
     BLOCKS,
@@ -32,7 +32,6 @@ from seqarch.data.tokenizers import Tokenizer
 from seqarch.data.verified import remember, sha256_of
 from seqarch.errors import UserError, refused
 from seqarch.runs.files import check_folder, read_arrays, write_text
-from seqarch.safe_yaml import is_word
 
 MOST_DOMAINS = 200
 """Domains that are written at once: each has files of its own open."""
@@ -50,13 +49,6 @@ def check_inputs(folder: Path, job: Manifest) -> None:
     if is_domain(folder) and (differing := differing_inputs(Domain(folder).manifest, job)):
         other = f"other inputs ({', '.join(differing)})"
         raise UserError(f"{folder} was prepared from {other}: choose another domain name or --out, or remove it")
-
-
-def check_domain(domain: str) -> None:
-    """Refuse a name that no folder can have or that recipes read as something else."""
-    check_name(domain)
-    if not is_word(domain):
-        raise UserError(f"recipes read '{domain}' as another value (YAML): choose a domain name that is only a word")
 
 
 def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Tokenizer) -> list[Manifest]:

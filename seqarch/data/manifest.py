@@ -1,6 +1,7 @@
 """What manifest.json says of a prepared domain."""
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from seqarch.errors import UserError, refused
 from seqarch.runs.files import Checked, read_json
 from seqarch.runs.tags import MEAN
+from seqarch.safe_yaml import is_word
 from seqarch.tables import counted
 
 Split = Literal["train", "holdout"]
@@ -32,6 +34,14 @@ def check_name(domain: str) -> None:
         raise UserError(f"'{domain[:100]}' is not a domain name: {expected}")
     if domain == MEAN:
         raise UserError(f"'{domain}' is the mean of domains in tables and figures: choose another domain name")
+
+
+@functools.lru_cache
+def check_domain(domain: str) -> None:
+    """Refuse a name that no folder can have or that recipes read as something else."""
+    check_name(domain)
+    if not is_word(domain):
+        raise UserError(f"recipes read '{domain}' as another value (YAML): choose a domain name that is only a word")
 
 
 @dataclass(frozen=True)

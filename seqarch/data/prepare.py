@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from seqarch.arguments import Count, Interval, check_fields
-from seqarch.data.assemble import add_documents, assemble, check_domain, check_inputs, check_new, finish_adding
+from seqarch.data.assemble import add_documents, assemble, check_inputs, check_new, finish_adding
 from seqarch.data.files import find_files, is_hub, source_bytes, source_sha256, standard_input
-from seqarch.data.manifest import INPUTS, Manifest, Source, differing_inputs
+from seqarch.data.manifest import INPUTS, Manifest, Source, check_domain, differing_inputs
 from seqarch.data.remote import is_remote, mirror
 from seqarch.data.select import Select
 from seqarch.data.shards import WORK, Domain, is_domain, list_domains

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seqarch.errors import UserError
+from seqarch.data.manifest import check_domain
+from seqarch.errors import UserError, refused
 from seqarch.runs.files import kind_of_json
 from seqarch.tables import check_columns
 
@@ -85,11 +86,15 @@ class Select:
         """The domain ("" without `domain_field`) and text of a row; `None` if it does not meet the conditions.
 
         Raises:
-            UserError: a field is missing or not text.
+            UserError: a field is missing or not text, or the domain's is not a domain name.
         """
         if not all(condition.holds(self._value(record, condition.field, where)) for condition in self.conditions):
             return None
-        domain = self._text(record, self.domain_field, where) if self.domain_field else ""
+        domain = ""
+        if self.domain_field:
+            domain = self._text(record, self.domain_field, where)
+            with refused(f"{where}: field '{self.domain_field}'", UserError, why=True):
+                check_domain(domain)
         return domain, self._text(record, self.text_field, where)
 
     def _text(self, record: Mapping[str, Any], field: str, where: str) -> str:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -383,6 +384,15 @@ def test_wrong_inputs_leave_nothing(tmp_path: Path, options: dict[str, Any], sai
     with pytest.raises(UserError, match=said):
         Preparation(**inputs).run()
     assert not list((tmp_path / "out").rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "..", "mean", "no", "a text"])
+def test_the_first_row_of_no_valid_domain_is_named(tmp_path: Path, name: str) -> None:
+    rows = [{"text": "a", "set": each} for each in ("web", "web", name, "web")]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=rf"a\.jsonl:3: field 'set': .*'{re.escape(name)}'"):
+        Preparation([tmp_path / "a.jsonl"], tmp_path / "out", domain_field="set", tokenizer="byte").run()
+    assert not list((tmp_path / "out").rglob("piece-*"))
 
 
 def test_a_column_that_is_missing_is_named_with_its_flag(tmp_path: Path) -> None:
