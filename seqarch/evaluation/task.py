@@ -101,7 +101,7 @@ class Task(Limited, ABC):
         return data.hold_out_checksums()
 
     def check(self, scorer: Scorer) -> None:
-        """Raise `UserError` for a model that the task cannot score. Called before any task is scored, after `prepare`."""
+        """Raise `UserError` for a model that it cannot score. Called after `prepare`, before any task is scored."""
         if not self.decodes:
             return
         with refused(f"{self.name} reads through a decoding state", UserError, why=True):
