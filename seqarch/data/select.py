@@ -6,7 +6,8 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from seqarch.data.manifest import check_domain
 from seqarch.errors import UserError, refused
@@ -48,6 +49,16 @@ class Condition:
         return compare(*numbers)
 
 
+class Place(NamedTuple):
+    """Where a row is: its file, and its line or row there from 1."""
+
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
 @dataclass(frozen=True)
 class Select:
     """What is read of a row. Fields in objects are named with dots: `meta.redpajama_set_name`."""
@@ -82,7 +93,7 @@ class Select:
             found.append(name)
         return list(dict.fromkeys(found))
 
-    def pick(self, record: Mapping[str, Any], where: str) -> tuple[str, str] | None:
+    def pick(self, record: Mapping[str, Any], where: Place) -> tuple[str, str] | None:
         """The domain ("" without `domain_field`) and text of a row; `None` if it does not meet the conditions.
 
         Raises:
@@ -97,24 +108,27 @@ class Select:
                 check_domain(domain)
         return domain, self._text(record, self.text_field, where)
 
-    def _text(self, record: Mapping[str, Any], field: str, where: str) -> str:
+    def _text(self, record: Mapping[str, Any], field: str, where: Place) -> str:
         text = self._value(record, field, where)
         if not isinstance(text, str):
             raise UserError(f"{where}: field '{field}' holds {kind_of_json(text)}, not text")
         return text
 
-    def _value(self, record: Mapping[str, Any], field: str, where: str) -> Any:
+    def _value(self, record: Mapping[str, Any], field: str, where: Place) -> Any:
         if field in record:
             return record[field]
         here: Any = record
         for part in field.split("."):
             if not isinstance(here, Mapping) or part not in here:
-                advice = _advice(self.flags[field], [name for name, value in record.items() if isinstance(value, str)])
+                texts = [name for name, value in record.items() if isinstance(value, str)]
+                advice = _advice(self.flags[field], texts, where.line)
                 raise UserError(f"{where}: has no field '{field}', only {', '.join(record) or 'none'}: {advice}")
             here = here[part]
         return here
 
 
-def _advice(flag: str, names: Sequence[str]) -> str:
-    single = flag == "--text_field" and len(names) == 1
-    return f"add {flag} {names[0]}" if single else f"name one with {flag}"
+def _advice(flag: str, names: Sequence[str], line: int = 1) -> str:
+    """What to do about a missing field, where columns or, in this line, fields of these names may be meant."""
+    if line > 1:
+        return f"leave the row out, or name one with {flag}"
+    return f"add {flag} {names[0]}" if flag == "--text_field" and len(names) == 1 else f"name one with {flag}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seqarch.data.files import open_source, source_bytes
-from seqarch.data.select import Select
+from seqarch.data.select import Place, Select
 from seqarch.errors import in_utf8, refused
 from seqarch.runs.files import parse_object
 
@@ -180,7 +180,7 @@ def documents(piece: Piece, select: Select) -> Iterator[Document]:
         UserError: names the file and the line, what is wrong there and what would be right.
     """
     for file, path, line, record in _records(piece, select):
-        if picked := select.pick(record, f"{path}:{line}"):
+        if picked := select.pick(record, Place(path, line)):
             yield Document(file, path, line, *picked)
 
 

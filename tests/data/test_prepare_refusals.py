@@ -33,7 +33,8 @@ NOT_UTF8 = "is not UTF-8 text:"
     [
         ("a.jsonl", GOOD + b'{"text": \n', r"a\.jsonl:2: is not JSON .*column"),
         ("a.jsonl", GOOD + GOOD + b"[1]\n", r"a\.jsonl:3: expected an object, .* not a list"),
-        ("a.jsonl", GOOD + line(body="x", id=1), r"a\.jsonl:2: has no field 'text', only body, id: "),
+        ("a.jsonl", GOOD + line(body="x"), r"has no field 'text', only body: leave the row out, or name one"),
+        ("a.jsonl", line(body="x", id=1) + GOOD, r":1: has no field 'text', only body, id: add --text_field body"),
         ("a.jsonl", line(text=7), r"a\.jsonl:1: field 'text' holds a number, not text"),
         ("a.jsonl", line(text=None), r"a\.jsonl:1: field 'text' holds null, not text"),
         ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', r"a\.jsonl:2: is not JSON"),
