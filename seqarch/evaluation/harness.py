@@ -126,7 +126,7 @@ def score_choices(
     """Score multiple-choice tasks.
 
     Returns:
-        lm-eval's metrics of each sample, `[n]` float32, by name, task by task; the share of a guess; and the number of
+        lm-eval's metrics of each sample, `[n]` bool, by name, task by task; the share of a guess; and the number of
         samples that have a cut prompt.
     """
     with mock.patch("lm_eval.api.task.tqdm", _no_bar), mock.patch("lm_eval.api.model.tqdm", _no_bar):
@@ -134,6 +134,6 @@ def score_choices(
         lm = SeqarchLM(scorer)
         found: Any = evaluate(lm, every, limit=limit, bootstrap_iters=0, log_samples=True)
     samples = [sample for name in tasks for sample in found["samples"][name]]
-    metrics = {name: np.array([sample[name] for sample in samples], np.float32) for name in samples[0]["metrics"]}
+    metrics = {name: np.array([sample[name] for sample in samples], bool) for name in samples[0]["metrics"]}
     cut = sum(any(tuple(each) in lm.cut for each in sample["arguments"]) for sample in samples)
     return metrics, float(np.mean([1 / len(sample["arguments"]) for sample in samples])), cut

@@ -156,7 +156,7 @@ class Passkey(Task):
         likelihoods = scorer.log_likelihood(list(zip(prompts, answers, strict=True)))[:, 0].numpy()
         written = scorer.generate(prompts, MAX_NEW)
         right = [contains(text, value) for text, value in zip(written, values, strict=True)]
-        found = {"contains": np.array(right, np.float32), "log_likelihood": likelihoods.astype(np.float32)}
+        found = {"contains": np.array(right), "log_likelihood": likelihoods.astype(np.float32)}
         samples = {f"{self.name}/{metric}": each for metric, each in found.items()}
         scores = Scores.of(samples, {f"{self.name}/contains": 0.0})
         scores.samples["depth"] = np.array(depths, np.float32)

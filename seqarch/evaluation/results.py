@@ -21,9 +21,9 @@ def values(scores: Scores) -> dict[str, Value]:
     found = {}
     for tag, value in scores.metrics.items():
         samples = scores.samples.get(tag)
-        low, high = interval(samples) if samples is not None and len(samples) else (None, None)
-        n = None if samples is None else len(samples)
-        found[tag] = Value(value, low, high, n, scores.chance.get(tag))
+        n, share = (None, None) if samples is None else (len(samples), samples.dtype == bool)
+        low, high = interval(samples, share) if samples is not None and n else (None, None)
+        found[tag] = Value(value, low, high, n, scores.chance.get(tag), share)
     return found
 
 

@@ -22,7 +22,8 @@ class Scores:
 
     Args:
         metrics: by tag.
-        samples: arrays with one number per sample, by name. Under the tag of a metric: the numbers whose mean it is.
+        samples: arrays with one number per sample, by name. Under the tag of a metric: the numbers whose mean it is;
+            of a share such as accuracy, bool.
         chance: the value of a guess, by tag of a metric.
         cut: number of samples whose prompt was cut to the length of a training sequence.
     """

@@ -123,7 +123,7 @@ def _metrics(group: Group, losses: bool) -> dict[str, Measured]:
             samples = [each for each in samples if len(each) == len(samples[0])]
             if samples:
                 mean = np.stack(samples).mean(axis=0, dtype=np.float64)
-                value = Value(float(mean.mean()), *interval(mean), len(mean), value.chance)
+                value = Value(float(mean.mean()), *interval(mean, value.share), len(mean), value.chance)
                 depth = first.samples.get("depth")
                 same = depth is not None and len(depth) == len(mean)
                 metrics[tag] = Measured(value, dict(first.content), mean, step, depth if same else None)

@@ -182,7 +182,7 @@ def capabilities(findings: Findings) -> Table:
         *("difference", "difference_low", "difference_high", "version", "limit", "rows", "step"),
     )
     return header, (
-        (tag, name, *astuple(one.value), one.value.at_chance, *(one.difference or ("", "", "")), *_origin(one))
+        (tag, name, *astuple(one.value)[:-1], one.value.at_chance, *(one.difference or ("", "", "")), *_origin(one))
         for tag, measured in findings.capabilities.items()
         for name, one in measured.items()
     )

@@ -24,13 +24,14 @@ NORMAL = 1.959964
 """The standard normal quantile of a 95 % interval."""
 
 
-def interval(samples: np.ndarray) -> tuple[float, float]:
+def interval(samples: np.ndarray, share: bool | None = None) -> tuple[float, float]:
     """The 95 % interval of the mean of `samples [n]`.
 
-    For shares it is Wilson's (Wilson 1927), which holds for few samples and at 0 and 1; otherwise the normal one.
+    For a `share` of 0 and 1 it is Wilson's (Wilson 1927), which holds for few samples and at 0 and 1; otherwise the
+    normal one. `None` means that the samples decide, as in results that do not say what they are.
     """
     n, mean = len(samples), float(samples.mean())
-    if np.isin(samples, (0, 1)).all():
+    if share is not False and np.isin(samples, (0, 1)).all():
         from scipy.stats import binomtest
 
         wilson = binomtest(int(samples.sum()), n).proportion_ci(method="wilson")
@@ -41,13 +42,14 @@ def interval(samples: np.ndarray) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Value(float):
-    """A metric, a number with its 95 % interval over the samples, their number, and the value of a guess."""
+    """A metric: its 95 % interval over the samples, their number, the value of a guess, and whether it is a share."""
 
     value: float
     low: float | None = None
     high: float | None = None
     n: int | None = None
     chance: float | None = None
+    share: bool | None = None
 
     def __new__(cls, value: float, *_: Any, **facts: Any) -> "Value":
         return super().__new__(cls, value)

@@ -77,7 +77,7 @@ class Coin(Task):
             raise KeyboardInterrupt
         Coin.scored += 1
         right = np.arange(self.n) < self.right
-        return Scores({self.name: float(right.mean())}, {self.name: right.astype(np.float32)}, {self.name: 0.5})
+        return Scores({self.name: float(right.mean())}, {self.name: right}, {self.name: 0.5})
 
 
 def test_an_interrupted_evaluation_goes_on(trained, tmp_path):
@@ -174,6 +174,22 @@ def test_intervals_cover_the_mean_as_often_as_they_say():
         assert interval(np.zeros(n))[0] == 0, f"0 of {n} holds 0, the chance of a passkey"
         assert interval(np.ones(n))[1] == 1
     assert interval(np.zeros(10))[1] == pytest.approx(0.2775, abs=1e-3), "Wilson's interval at 0 of 10"
+
+
+def test_a_gain_of_nothing_has_not_the_interval_of_a_share(tmp_path):
+    """A model of equal guesses gains 0 in each row. Two seeds of it do not make a share of the gain either."""
+    row = {"text": "Report\nDevice: X\nDevice:", "key": "Device", "value": "X"}
+    (tmp_path / "fda.jsonl").write_text(10 * f"{json.dumps(row)}\n")
+    task, lm = Cloze("fda", folder=str(tmp_path)), small_lm(vocab=257)
+    torch.nn.init.zeros_(lm.head.weight)
+    runs = [write_run(tmp_path / f"{seed}", "equal", seed=seed) for seed in range(2)]
+    for run in runs:
+        evaluate_into(run, 400, [task], Scorer(lm, ByteTokenizer()), None, {})
+    of_run = newest_results(runs[0])["fda"].metrics
+    of_seeds = {tag: each["equal"].value for tag, each in Findings.read(runs).capabilities.items()}
+    for found in (of_run, of_seeds):
+        assert (found["fda/gain"].low, found["fda/gain"].high) == (0, 0)
+        assert found["fda/contains"].high == pytest.approx(0.2775, abs=1e-3), "0 of 10"
 
 
 def test_a_metric_is_at_chance_where_its_interval_holds_chance():
