@@ -119,7 +119,8 @@ class Manifest(Checked):
             f"of more than {self.max_tokens or 0:,} tokens": self.long_documents,
         }
         found = ", ".join(f"{count:,} {which}" for which, count in left_out.items() if count)
-        kept = f"{counted(documents, 'document')}, {tokens:,} {self.tokenizer} tokens ({held_out.tokens:,} held out)"
+        share = f"{held_out.tokens:,} held out" if train.tokens or not tokens else "all held out, none to train on"
+        kept = f"{counted(documents, 'document')}, {tokens:,} {self.tokenizer} tokens ({share})"
         return f"{kept}; left out: {found}" if found else kept
 
     def to_json(self) -> str:

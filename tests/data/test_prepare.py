@@ -356,6 +356,12 @@ def test_empty_documents_and_blank_lines_are_left_out(tmp_path: Path) -> None:
     assert Domain(tmp_path / "out" / "web").describe("train", 0, 8) == "some.jsonl lines 1, 4"
 
 
+def test_a_domain_that_is_all_held_out_says_so(jsonl: Write, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for holdout, said in ((1, "(all held out, none to train on)"), (0.5, " held out)")):
+        prepare([jsonl(make_texts(20, 0))], tmp_path / str(holdout), "web", "byte", holdout=holdout, workers=1)
+        assert said in capsys.readouterr().out
+
+
 def test_documents_are_selected_by_their_tokens(
     jsonl: Write, tmp_path: Path, small_pieces: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
