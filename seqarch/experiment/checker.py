@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import get_registered_type
 
-from seqarch.arguments import Limited, check_limits, choices_of, has_limits, kinds_of
+from seqarch.arguments import Interval, Limited, check_limits, choices_of, has_limits, kinds_of, parts_of
 from seqarch.errors import UserError, near, one_line, one_of
 from seqarch.experiment.recipes import SEVERAL, bundled_recipes, compose, is_flag
 from seqarch.experiment.tree import SPEC, Tree
@@ -213,7 +213,7 @@ class _Reader(NamedTuple):
         if isinstance(plain, NUMBERS) and plain is not True and plain is not False and has_limits(hint):
             check_limits(tree.where + key, plain, hint)
         if self.judges and not _fits(hint, plain):
-            raise _wrong(kinds, tree, key)
+            raise _wrong(parts_of(hint), tree, key)
         return plain
 
     def _option(self, option: Option, tree: Tree, key: str) -> Any:
@@ -362,6 +362,8 @@ def _in_words(kinds: Sequence[Any]) -> str:
 
 def _kind(kind: Any) -> str:
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _kind(inner[0]) + "".join(f" ({limit})" for limit in inner[1:] if isinstance(limit, Interval))
     if origin in SEQUENCES or (origin is tuple and inner[-1] is ...):
         return "a list, such as [a, b]"
     if origin is tuple:

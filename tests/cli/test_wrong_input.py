@@ -78,7 +78,11 @@ QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.yaml"
         (["generate", "--prompt", "a"], "missing --checkpoint"),
         (["generate", "--checkpoint", "nope", "--prompt"], "--prompt needs a value"),
         (["generate", "--checkpoint", "nope", "--prompt", "a"], "there is no checkpoint 'nope'"),
-        (["generate", "--checkpoint", "nope", "--prompt", "a", "--top_k", "x"], "top_k is x: expected a whole number"),
+        (
+            ["generate", "--checkpoint", "nope", "--prompt", "a", "--top_k=x"],
+            "is x: expected a whole number (at least 1)",
+        ),
+        (["data", "prepare", "a.md", "--out=y", "--holdout=nan"], "holdout is nan: expected a number (in 0..1)"),
         (["validate", "--config", QUICKSTART], "validate needs --ckpt_path"),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_mapping_and_its_overrides_are_one_recipe(shards, tmp_path):
     assert Experiment.from_recipe(config).config == config
     with pytest.raises(UserError, match="model has no option 'd_modle': did you mean d_model"):
         Experiment.from_recipe({"extends": "quickstart", "model": {"d_modle": 3}})
-    with pytest.raises(UserError, match=r"^model\.d_model is a b: expected a whole number$"):
+    with pytest.raises(UserError, match=r"^model\.d_model is a b: expected a whole number \(at least 1\)$"):
         Experiment.from_recipe("quickstart", {"model.d_model": "a\nb"})
     with pytest.raises(UserError, match=r"the recipe holds <object .*>: expected plain values and classes"):
         Experiment.from_recipe({"model": {"d_model": object()}})
