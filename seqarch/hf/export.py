@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import transformers
 import yaml
 from torch import Tensor
 from transformers import GenerationConfig
@@ -194,11 +193,7 @@ def as_family(
         theirs |= zip(rule.theirs, rule.to_theirs(weights[rule.ours]), strict=True)
     kept = {key: each.detach().cpu().clone() for key, each in theirs.items()}
     del config["model_type"]
-    if target.package == "transformers":  # not AutoConfig, which gives fla's class once fla is imported
-        kind = getattr(transformers, target.architecture).config_class
-    else:
-        kind = type("PublishedConfig", (transformers.PreTrainedConfig,), {"model_type": name})
-    return kind(**config, architectures=[target.architecture], **more), kept
+    return target.config_class()(**config, architectures=[target.architecture], **more), kept
 
 
 def _complete(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,6 @@ class Llama(Family):
     mixer_names: ClassVar[Entries] = {
         **{"n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
     }
-    defaults: ClassVar[Entries] = {"tie_word_embeddings": False}
     fixed: ClassVar[Fixed] = {
         "hidden_act": ("silu",),
         "mlp_bias": (False,),
@@ -100,7 +99,6 @@ class Llama(Family):
 class Mistral(Llama):
     model_type, architecture = "mistral", "MistralForCausalLM"
     mixer_names: ClassVar[Entries] = {**Llama.mixer_names, "window": "sliding_window"}
-    defaults: ClassVar[Entries] = {**Llama.defaults, "sliding_window": None}
     fixed: ClassVar[Fixed] = {key: values for key, values in Llama.fixed.items() if key != "layer_types"}
 
 
@@ -115,8 +113,9 @@ class Qwen3(Llama):
 
 def _rope(c: Config) -> dict[str, Any]:
     """The options of positions; `rope_parameters` is the newer form of `rope_theta` and `rope_scaling`."""
-    old = {"rope_theta": c.get("rope_theta", 10000.0), **(c.get("rope_scaling") or {})}
-    rope = {**old, **(c.get("rope_parameters") or {})}
+    length = c.get("max_position_embeddings")
+    rope = {"rope_theta": c.get("rope_theta", 10000.0), "original_max_position_embeddings": length}
+    rope |= c.get("rope_scaling") or c.get("rope_parameters") or {}
     kind, base = rope.get("rope_type") or rope.get("type") or "default", float(rope["rope_theta"])
     if kind == "default":
         return {"rope_base": base}
@@ -148,7 +147,7 @@ class Mamba(Family):
     mixer_names: ClassVar[Entries] = {
         **{"d_state": "state_size", "expand": "expand", "conv_size": "conv_kernel", "dt_rank": "time_step_rank"}
     }
-    defaults: ClassVar[Entries] = {"tie_word_embeddings": True, "residual_in_fp32": True}
+    defaults: ClassVar[Entries] = {"tie_word_embeddings": True}  # which transformers 5.0 does not declare
     fixed: ClassVar[Fixed] = {"hidden_act": ("silu",), "use_bias": (False,), "use_conv_bias": (True,)}
     layer = "backbone.layers.{i}."
     projections: ClassVar[tuple[str, ...]] = ("in_proj", "out_proj", "x_proj", "dt_proj")
@@ -186,7 +185,7 @@ class Mamba2(Mamba):
         **Mamba.fixed,
         "n_groups": (1,),  # transformers norms all groups together
         "layer_norm_epsilon": (1e-5,),  # our gated norm's
-        "time_step_limit": ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
+        "time_step_limit": ((0.0, math.inf), [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
     }
     projections = ("in_proj", "out_proj")
     own: ClassVar[Entries] = {"mixer.dt_bias": "mixer.dt_bias", "mixer.norm_weight": "mixer.norm.weight"}

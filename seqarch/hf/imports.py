@@ -160,6 +160,7 @@ def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Pa
     kind = str(config.get("model_type"))
     check_known("model_type in config.json", kind, [*FAMILIES, SeqarchConfig.model_type])
     target = family(kind)
+    config = {**target.declared(), **config}
     target.check(config)
     options = target.options(config)
     length = config.get("max_position_embeddings") or config.get("n_positions") or 2048

@@ -1,10 +1,12 @@
 """How the tensors of a published family are named and laid out there and here; each rule works in both directions."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor
 
 from seqarch.errors import UserError, one_of, refused
@@ -78,7 +80,7 @@ class Family(ABC):
     hidden: ClassVar[str] = "intermediate_size"
     """The width of the feed-forward layer in `config.json`."""
     defaults: ClassVar[Entries] = {}
-    """Entries that `config.json` may lack."""
+    """Further entries that `config.json` may lack."""
     fixed: ClassVar[Fixed]
     """Keys of `config.json` that change what is computed, with the only values that seqarch computes."""
     layer: ClassVar[str] = "model.layers.{i}."
@@ -89,6 +91,17 @@ class Family(ABC):
     """Endings of names of tensors that hold no weights."""
     package: ClassVar[str] = "transformers"
     """The package that has the class."""
+
+    def declared(self) -> dict[str, Any]:
+        """The defaults of the class in transformers; a `config.json` may lack them."""
+        parameters = inspect.signature(self.config_class()).parameters if self.package == "transformers" else {}
+        return {name: each.default for name, each in parameters.items() if each.default is not each.empty}
+
+    def config_class(self) -> type[transformers.PreTrainedConfig]:
+        """The class of `config.json`; not that of `AutoConfig`, which gives fla's once fla is imported."""
+        if self.package == "transformers":
+            return getattr(transformers, self.architecture).config_class
+        return type("PublishedConfig", (transformers.PreTrainedConfig,), {"model_type": self.model_type})
 
     def complete(self, c: Config) -> dict[str, Any]:
         """`config.json` with the entries that it may lack."""

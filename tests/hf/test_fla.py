@@ -22,6 +22,7 @@ import fla.models
 import seqarch
 from seqarch import cli
 from seqarch.errors import UserError
+from seqarch.hf.families import FAMILIES
 from seqarch.hf.imports import import_model
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 300, "fuse_norm": False, "fuse_cross_entropy": False}
@@ -81,6 +82,13 @@ def token_shift(x, *rest, **options):
     from fla.modules.token_shift import token_shift_ref
 
     return token_shift_ref(x), None
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES.values() if each.package == "fla"])
+def test_an_entry_that_config_json_lacks_is_the_default_of_fla(family):
+    theirs = getattr(fla.models, family.architecture.replace("ForCausalLM", "Config"))().to_dict()
+    ours = {**{key: values[0] for key, values in family.fixed.items()}, **family.defaults}
+    assert ours == {key: theirs.get(key, value) for key, value in ours.items()}
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

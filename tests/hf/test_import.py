@@ -91,6 +91,44 @@ def changed(folder, **config):
 
 
 @pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in PUBLISHED),
+        ("mistral", {"sliding_window": 4096}),
+        ("mamba2-130m", {"tie_word_embeddings": False}),
+    ],
+)
+def test_a_configuration_without_defaults_means_the_same(name, options, tmp_path):
+    theirs = published(name, tmp_path / "published", **options)
+    path, defaults = tmp_path / "published/config.json", type(theirs.config)().to_dict()
+    whole = json.loads(path.read_text())
+    short = {key: value for key, value in whole.items() if key == "model_type" or value != defaults.get(key)}
+    models = []
+    for config in (whole, short):
+        path.write_text(json.dumps(config))
+        run = import_model(tmp_path / "published", tmp_path / f"run-{len(config)}", tokenizer="byte")
+        models.append(read_config(run)["model"])
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_parameters": {"rope_theta": 5e5}},
+        {"rope_scaling": {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}},
+        {"rope_theta": 5e5, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    ],
+)
+@torch.no_grad()
+def test_old_and_new_names_of_positions_mean_what_they_mean_in_transformers(rope, tmp_path):
+    kind = type(published("llama-2", tmp_path / "published"))
+    changed(tmp_path / "published", **{"rope_parameters": None, **rope})
+    lm, _ = seqarch.load(import_model(tmp_path / "published", tmp_path / "run", tokenizer="byte"))
+    tokens, theirs = torch.randint(0, 300, (2, 50)), kind.from_pretrained(tmp_path / "published").eval()
+    torch.testing.assert_close(lm.cpu()(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
     ("name", "config", "said"),
     [
         ("gpt2", {"activation_function": "relu"}, "activation_function 'relu': seqarch computes gelu_new"),
