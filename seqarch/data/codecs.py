@@ -111,7 +111,9 @@ class SentencePiece(Codec):
     def read(self, content: bytes) -> None:
         from sentencepiece import SentencePieceProcessor
 
-        self.model: Any = SentencePieceProcessor(model_proto=content)
+        self.model: Any = SentencePieceProcessor()
+        with refused("it is not a .model file, or only a part of one", RuntimeError, raises=ValueError):
+            self.model.LoadFromSerializedProto(content)  # the constructor takes an empty file for none
         self.vocab_size = self.model.vocab_size()
 
     def encode(self, text: str) -> list[int]:

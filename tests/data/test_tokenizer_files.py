@@ -360,6 +360,17 @@ def test_what_is_no_tokenizer(files: dict[str, Path], tmp_path: Path, monkeypatc
         find_tokenizer("nobody/nothing")
 
 
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_half_a_sentencepiece_file_gives_one_line(
+    files: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture, share: float
+) -> None:
+    content = files["sentencepiece"].read_bytes()
+    (tmp_path / "a.model").write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(UserError, match=r"a\.model cannot be read by sentencepiece: it is not a \.model file, or"):
+        find_tokenizer(str(tmp_path / "a.model"))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_only_data_come_from_the_hub(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(files["wordpiece"], tmp_path / "tokenizer.json")
     asked = {}
