@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from seqarch.arguments import COUNT, Count, Interval, Limited, Positive, Steps
-from seqarch.data.packing import NO_TARGET
 from seqarch.errors import UserError
 from seqarch.evaluation import LossByDomain, Scorer, Scores, Task, evaluate
 from seqarch.kernels.tensors import bound_documents
@@ -271,11 +270,11 @@ class LanguageModel(Limited, L.LightningModule):
             return self.built()(*parts, added=1.0, piece=self.piece)
         rows = [rows.reshape(1, -1) for rows in (tokens[:, :-1], batch["targets"])]
         cu_seqlens = bound_documents(cu_seqlens, tokens.shape[1] - 1)
-        n_targets, scale = (rows[1] != NO_TARGET).sum(), batch["loss_scale"]  # the weight in the mean of the step
+        scale = batch["loss_scale"]  # what mixers add is a mean over tokens, of which each batch has equally many
         piece = self.piece and self.piece.of_row(rows[0].shape[1])
         if piece is not None:  # the trainer takes the mean over processes, and each has the losses of its piece
-            rows, n_targets, scale = [piece.cut(each) for each in rows], n_targets / piece.size, scale * piece.size
-        loss = self.built()(*rows, cu_seqlens=cu_seqlens, reduction="sum", added=n_targets, piece=piece)
+            rows, scale = [piece.cut(each) for each in rows], scale * piece.size
+        loss = self.built()(*rows, cu_seqlens=cu_seqlens, reduction="sum", added=1 / scale, piece=piece)
         self.built().added = {name: each * scale for name, each in self.built().added.items()}
         return loss * scale
 

@@ -132,23 +132,26 @@ def trained_by(lm: SequenceLM) -> LanguageModel:
     return module
 
 
-def test_micro_batches_of_documents_have_the_weight_of_their_targets() -> None:
-    """A loss that is a mean over tokens has the gradient of one batch, as the model's own loss."""
+def test_micro_batches_of_documents_add_the_losses_of_one_batch() -> None:
+    """A loss that is a mean over tokens has the value and the gradient of one batch, as the model's own loss."""
     segments = torch.ones(2, 13, dtype=torch.int32)
     segments[0, 5:] = 0  # padding
-    pairs = zip(ROWS.split(1), segments.split(1), strict=True)
-    batches = [{"tokens": row, **as_documents(row, each)} for row, each in pairs]
-    targets = [int((batch["targets"] != NO_TARGET).sum()) for batch in batches]
-    assert targets == [4, 12]
-    modules = [trained_by(build(weight)) for weight in (0.1, 0.0)]
-    for batch, n in zip(batches, targets, strict=True):
-        batch["loss_scale"] = torch.tensor(len(batches) / sum(targets))  # as the loader gives it
-        losses = [module.loss(batch) for module in modules]
-        alone = build()
-        alone(*(each.reshape(1, -1) for each in (batch["tokens"][:, :-1], batch["targets"])), added=1.0)
-        expected = sum(alone.added.values()) * n * len(batches) / sum(targets)
-        torch.testing.assert_close(losses[0] - losses[1], expected)
-        torch.testing.assert_close(sum(modules[0].built().added.values()), expected)
+    found = []
+    for size in (2, 1):
+        module, values = trained_by(build()), []
+        for row, each in zip(ROWS.split(size), segments.split(size), strict=True):
+            batch = {"tokens": row, **as_documents(row, each)}
+            targets = int((batch["targets"] != NO_TARGET).sum())
+            assert targets == {2: (16,), 1: (4, 12)}[size][len(values)]
+            batch["loss_scale"] = torch.tensor(2 / size / 16)  # as the loader gives it
+            (module.loss(batch) / (2 / size)).backward()
+            values.append(module.built().added["guess"])
+        gradient: Any = module.built().get_parameter("blocks.1.mixer.guess.weight").grad
+        found.append((torch.stack(values).mean(), gradient))
+    torch.testing.assert_close(found[1], found[0])
+    alone = build()
+    alone(ROWS[:, :-1], ROWS[:, 1:], added=1.0)
+    torch.testing.assert_close(found[0][0], alone.added["guess"])
 
 
 @pytest.mark.parametrize(
