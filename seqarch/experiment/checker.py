@@ -182,6 +182,19 @@ def _import_path(target: type) -> str:
     return f"{(*found, target.__module__)[0]}.{target.__qualname__}"
 
 
+def _named(default: Any) -> Any:
+    """A default as configurations have it, with the names of its classes; itself where it has none."""
+    if isinstance(default, type):
+        return _import_path(default)
+    if not isinstance(default, dict | list | tuple):
+        return default
+    parts = default if isinstance(default, dict) else dict(enumerate(default))
+    named = {name: _named(each) for name, each in parts.items()}
+    if all(named[name] is each for name, each in parts.items()):
+        return default
+    return named if isinstance(default, dict) else [*named.values()]
+
+
 class _Reader(NamedTuple):
     """Turns a tree into plain data for the parser; `judges` also refuses the first value that does not fit its type."""
 
@@ -217,9 +230,10 @@ class _Reader(NamedTuple):
         return plain
 
     def _option(self, option: Option, tree: Tree, key: str) -> Any:
-        """The value of an option of a class. A default that is a class may be named: its code is trusted already."""
-        is_default = isinstance(option.default, type) and tree.value == _import_path(option.default)
-        return option.default if is_default else self.of(option.hint, tree, key)
+        """The value of an option of a class. A default may name its classes: their code is trusted already."""
+        named = _named(option.default)
+        is_default = named is not option.default and tree.plain() == named
+        return copy.deepcopy(option.default) if is_default else self.of(option.hint, tree, key)
 
     def _parts(self, kinds: Sequence[Any], tree: Tree, key: str) -> Any:
         choices = choices_of(kinds)

@@ -274,6 +274,9 @@ def test_a_default_of_another_type_is_refused_unless_the_recipe_sets_the_option(
         (torch.dtype, torch.float32, {}),
         (torch.dtype | None, None, {"odd": "torch.bfloat16"}),
         (type[torch.nn.Module], torch.nn.LayerNorm, {}),
+        (tuple[type[torch.nn.Module], ...], (torch.nn.LayerNorm, torch.nn.RMSNorm), {}),
+        (list[type[torch.nn.Module]], [torch.nn.LayerNorm, torch.nn.RMSNorm], {}),
+        (dict[str, type[torch.nn.Module]], {"q": torch.nn.LayerNorm}, {}),
         (type[torch.nn.Module] | None, torch.nn.LayerNorm, {"odd": "torch.nn.LayerNorm"}),
     ],
 )
