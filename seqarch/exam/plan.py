@@ -142,6 +142,8 @@ class Exam:
             rungs = [rung_of(entrant, factor) for factor in factors]
             for rung in rungs:
                 self.check_folder([rung], 0)
+            # a run at the shared rate, of which there is no rung, was made without a ladder
+            rungs = [rung for rung in rungs if rung.rate != entrant.rate or self.run(rung, 0).exists()]
             for seed in self.seeds_of(entrant):
                 self.check_folder([entrant.at_rate(rung.rate) for rung in rungs] or [entrant.for_seed(seed)], seed)
 

@@ -169,9 +169,17 @@ def test_a_run_at_no_rate_of_the_ladder_is_refused_before_a_trial(bare, monkeypa
         write_note(run, fingerprint=bare.key(entrant, 1))
         train(bare, Pool([None]))
 
-    for rate in (1e-3, 1.5e-3, 0.026e-3, 37.6e-3):
+    for rate in (1.5e-3, 0.026e-3, 37.6e-3):
         with pytest.raises(ZeroDivisionError):
             trained(bare.candidates[0].at_rate(rate))
+    assert len(tried) == 3
+    with pytest.raises(UserError, match="it/seed_1 is not a run of this exam"):
+        trained(bare.candidates[0])  # made without a ladder, which may choose another rate
+    shared = rung_of(bare.candidates[0], 1.0)
+    write_run(bare.run(shared, 0), "it", steps=4, every=4, noise=0.0)
+    write_note(bare.run(shared, 0), fingerprint=bare.key(shared, 0))
+    with pytest.raises(ZeroDivisionError):
+        trained(bare.candidates[0])
     assert len(tried) == 4
     with pytest.raises(UserError, match="it/seed_1 is not a run of this exam, it was made with another recipe"):
         trained(bare.candidates[0].at_rate(1.6e-3))
