@@ -139,13 +139,15 @@ class Exam:
     def check_folders(self, factors: Sequence[float] = ()) -> None:
         """Refuse a run of another exam, also where a ladder of these factors has yet to choose a run's rate."""
         for entrant in self.entrants:
-            rungs = [rung_of(entrant, factor) for factor in factors]
-            for rung in rungs:
-                self.check_folder([rung], 0)
-            # a run at the shared rate, of which there is no rung, was made without a ladder
-            rungs = [rung for rung in rungs if rung.rate != entrant.rate or self.run(rung, 0).exists()]
+            for factor in factors:
+                self.check_folder([rung_of(entrant, factor)], 0)
             for seed in self.seeds_of(entrant):
-                self.check_folder([entrant.at_rate(rung.rate) for rung in rungs] or [entrant.for_seed(seed)], seed)
+                self.check_folder(self._choices(entrant, factors) or [entrant.for_seed(seed)], seed)
+
+    def _choices(self, entrant: Entrant, factors: Sequence[float]) -> list[Entrant]:
+        """A model at the rates that a ladder may have chosen for a run. Without its rung, the shared rate is none."""
+        rungs = [rung_of(entrant, factor) for factor in factors]
+        return [entrant.at_rate(rung.rate) for rung in rungs if rung.rate != entrant.rate or self.run(rung, 0).exists()]
 
     def check_folder(self, possible: Sequence[Entrant], seed: int) -> None:
         """Refuse a run of another exam in the folder, unless it never took a step."""
