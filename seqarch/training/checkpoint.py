@@ -163,13 +163,18 @@ def check_weights(weights: Any, path: str | Path) -> None:
 
 def check_entries(content: Any, path: str | Path) -> None:
     """Raise `UserError` unless there is in a checkpoint what every reader of it finds in it."""
-    with refused(f"{path} is not a checkpoint of seqarch", TypeError, AttributeError, KeyError, why=True):
+    with refused(f"{path} is not a checkpoint of seqarch", TypeError, AttributeError, KeyError, why=_lacking):
         Entries(*(content.get(each.name) for each in fields(Entries)))
         Provenance.of_checkpoint(content)
         files = content["seqarch"].get("tokenizer_files", {})
         if not all(_is_dense(each) and each.dtype == torch.uint8 for each in files.values()):
             raise TypeError("its 'tokenizer_files' hold more than bytes")
     check_plain(f"{path}: 'hyper_parameters'", content["hyper_parameters"])
+
+
+def _lacking(error: Exception) -> object:
+    """What a checkpoint lacks: an error of ours says it, and Python's errors mean that an entry is not a mapping."""
+    return error if isinstance(error, TypeError) else "it does not hold the entries of one by name"
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, dict[str, Tensor]]:

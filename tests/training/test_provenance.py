@@ -14,6 +14,7 @@ from seqarch.evaluation.cloze import Cloze
 from seqarch.experiment.evaluate import evaluate_checkpoint
 from seqarch.experiment.experiment import Experiment
 from seqarch.runs.folder import newest_checkpoint
+from seqarch.training.checkpoint import check_entries
 from tests.conftest import MODEL, TINY, flags
 
 pytestmark = pytest.mark.commands
@@ -158,3 +159,8 @@ def test_notes_of_other_types_are_refused(place, notes):
     change(place / "run", **notes)
     with pytest.raises(UserError, match=f"is not a checkpoint of seqarch: {next(iter(notes))} is"):
         evaluate_checkpoint(place / "run", [LossByDomain()])
+
+
+def test_a_tensor_is_no_checkpoint() -> None:
+    with pytest.raises(UserError, match=r"a\.ckpt is not a checkpoint of seqarch: it does not hold the entries of one"):
+        check_entries(torch.ones(3), "a.ckpt")
