@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from seqarch.errors import PluginWarning, UserError
-from seqarch.experiment.checker import options_of, parser_of_class
+from seqarch.experiment.checker import as_named, options_of, parser_of_class
 from seqarch.experiment.recipes import bundled_recipes, merged_recipe, mixer_classes
 from seqarch.mixers.base import CAPABILITIES, GIVEN_BY_THE_MODEL, Mixer
 from seqarch.mixers.registry import import_mixers, load_mixer, mixer_entries
@@ -64,7 +64,7 @@ def mixer_options(mixer: type) -> dict[str, dict[str, Any]]:
     parser = parser_of_class(mixer, len(GIVEN_BY_THE_MODEL))
     meanings = {action.dest: " ".join((action.help or "").split()) for action in parser._actions}
     return {
-        name: {"default": option.default, "required": option.required, "meaning": meanings[name]}
+        name: {"default": as_named(option.default), "required": option.required, "meaning": meanings[name]}
         for name, option in options_of(parser).items()
         if option.default != SUPPRESS  # the section of a dataclass, whose fields are listed
     }

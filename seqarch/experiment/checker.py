@@ -182,14 +182,14 @@ def _import_path(target: type) -> str:
     return f"{(*found, target.__module__)[0]}.{target.__qualname__}"
 
 
-def _named(default: Any) -> Any:
+def as_named(default: Any) -> Any:
     """A default as configurations have it, with the names of its classes; itself where it has none."""
     if isinstance(default, type):
         return _import_path(default)
     if not isinstance(default, dict | list | tuple):
         return default
     parts = default if isinstance(default, dict) else dict(enumerate(default))
-    named = {name: _named(each) for name, each in parts.items()}
+    named = {name: as_named(each) for name, each in parts.items()}
     if all(named[name] is each for name, each in parts.items()):
         return default
     return named if isinstance(default, dict) else [*named.values()]
@@ -231,7 +231,7 @@ class _Reader(NamedTuple):
 
     def _option(self, option: Option, tree: Tree, key: str) -> Any:
         """The value of an option of a class. A default may name its classes: their code is trusted already."""
-        named = _named(option.default)
+        named = as_named(option.default)
         is_default = named is not option.default and tree.plain() == named
         return copy.deepcopy(option.default) if is_default else self.of(option.hint, tree, key)
 

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 
 import pytest
+import torch
 
 from seqarch.arguments import Count
 from seqarch.cli.mixers import mixer_options
@@ -25,6 +26,13 @@ class Sized(Attention):
 
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, sizes: Sizes | None = None, of: Sizes = Sizes()):  # noqa: B008
         super().__init__(d_model, layer_idx, n_layers, n_heads=2)
+
+
+class Norms(Attention):
+    """Has an option that holds classes."""
+
+    def __init__(self, *args, norms: tuple[type, ...] = (torch.nn.LayerNorm,), **kwargs):
+        super().__init__(*args, **kwargs)
 
 
 class PassesOn(Attention):
@@ -65,3 +73,7 @@ def test_a_constructor_with_args_has_its_own_options_and_those_of_its_parent():
 def test_the_fields_of_a_dataclass_are_listed_and_not_its_section():
     listed = mixer_options(Sized)
     assert {name: each["default"] for name, each in listed.items()} == {"sizes": None, "of.small": 1}
+
+
+def test_a_class_is_listed_by_the_name_that_a_recipe_has():
+    assert mixer_options(Norms)["norms"]["default"] == ["torch.nn.LayerNorm"]
