@@ -105,6 +105,13 @@ def test_a_run_folder_stands_for_its_newest_checkpoint(finished):
     assert all(weight.equal(named[name]) for name, weight in newest.items())
 
 
+def test_logged_numbers_are_those_of_averaged_weights_that_a_checkpoint_has(fit, finished, shards):
+    ema = "[{class_path: lightning.pytorch.callbacks.EMAWeightAveraging, init_args: {decay: 0.5}}]"
+    run_dir = fit(**{"trainer.callbacks": ema})
+    assert column(run_dir, "loss/train") == column(finished, "loss/train")
+    test_logged_numbers_are_those_of_the_checkpointed_model(run_dir, shards)
+
+
 def test_logged_numbers_are_those_of_the_checkpointed_model(finished, shards):
     lm, tokenizer = load(finished / "checkpoints/step_00000004.ckpt")
     assert tokenizer.name == "byte"

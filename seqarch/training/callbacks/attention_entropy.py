@@ -5,7 +5,7 @@ from typing import Any
 from seqarch.arguments import Count
 from seqarch.evaluation.entropy import layer_entropy, probe
 from seqarch.runs import tags
-from seqarch.training.callbacks.base import EveryNSteps, log
+from seqarch.training.callbacks.base import EveryNSteps, averaged, log
 
 
 class AttentionEntropy(EveryNSteps):
@@ -42,7 +42,7 @@ class AttentionEntropy(EveryNSteps):
 
     def measure(self, trainer: Any, pl_module: Any) -> None:
         tokens, segments = probe(trainer.datamodule, self.probe_sequences, self.probe_length)
-        with trainer.precision_plugin.forward_context():
+        with averaged(trainer, pl_module), trainer.precision_plugin.forward_context():
             entropy = layer_entropy(pl_module.lm, tokens.to(pl_module.device), segments)
         metrics: dict[str, float] = {}
         for layer, heads in entropy.items():

@@ -9,7 +9,7 @@ from seqarch.evaluation import LossByDomain, RepeatGain, Scores, Task, evaluate
 from seqarch.evaluation.repeat_gain import Passage
 from seqarch.runs.files import write_arrays
 from seqarch.runs.folder import evaluation_path, newest_checkpoint
-from seqarch.training.callbacks.base import EveryNSteps, log
+from seqarch.training.callbacks.base import EveryNSteps, averaged, log
 
 
 class EvaluateTasks(EveryNSteps):
@@ -40,7 +40,8 @@ class EvaluateTasks(EveryNSteps):
 
     def measure(self, trainer: Any, pl_module: Any) -> Scores:
         """Score the tasks and log their metrics."""
-        scores = evaluate(self.tasks, pl_module.scorer(), trainer.datamodule)
+        with averaged(trainer, pl_module):
+            scores = evaluate(self.tasks, pl_module.scorer(), trainer.datamodule)
         log(trainer, scores.metrics)
         return scores
 
