@@ -345,7 +345,8 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
                 f"branches.at: a branch of {length} steps would leave at step {start}, not between warm-up and end: "
                 "make its share larger, or model.warmup_steps or model.decay_share smaller"
             )
-        if other := steps.get(start, length == max_steps and length):
+        other = max_steps if length == max_steps else steps.get(start)
+        if other:
             raise UserError(f"branches.at: runs of {other} and {length} steps would both decay from step {start}")
         steps[start] = length
     return steps
