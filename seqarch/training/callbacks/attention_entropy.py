@@ -5,7 +5,8 @@ from typing import Any
 from seqarch.arguments import Count
 from seqarch.evaluation.entropy import layer_entropy, probe
 from seqarch.runs import tags
-from seqarch.training.callbacks.base import EveryNSteps, averaged, log
+from seqarch.training.callbacks.averages import averaged
+from seqarch.training.callbacks.base import EveryNSteps, log
 
 
 class AttentionEntropy(EveryNSteps):

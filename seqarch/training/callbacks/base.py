@@ -1,14 +1,12 @@
 """The base of measuring callbacks: when they run, where their numbers go and how long they took."""
 
-import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
 
 from seqarch.arguments import Limited, Steps
 
@@ -27,19 +25,6 @@ def clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-@contextlib.contextmanager
-def averaged(trainer: Any, module: L.LightningModule) -> Iterator[None]:
-    """The weights that a checkpoint has: their averages, where a callback of Lightning keeps these."""
-    averages = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
-    for each in averages:
-        each.on_validation_epoch_start(trainer, module)
-    try:
-        yield
-    finally:
-        for each in averages:
-            each.on_validation_epoch_end(trainer, module)
 
 
 class EveryNSteps(Limited, L.Callback, ABC):

@@ -9,7 +9,8 @@ from seqarch.evaluation import LossByDomain, RepeatGain, Scores, Task, evaluate
 from seqarch.evaluation.repeat_gain import Passage
 from seqarch.runs.files import write_arrays
 from seqarch.runs.folder import evaluation_path, newest_checkpoint
-from seqarch.training.callbacks.base import EveryNSteps, averaged, log
+from seqarch.training.callbacks.averages import averaged
+from seqarch.training.callbacks.base import EveryNSteps, log
 
 
 class EvaluateTasks(EveryNSteps):
