@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from seqarch.errors import UserError, several
 from seqarch.hf.rules import BLOCK, NAMES, Config, Entries, Family, Fixed, Layout, Options, Rule
@@ -20,7 +21,12 @@ class Fla(Family):
 
     names: ClassVar[Entries] = {**NAMES, "norm_eps": "norm_eps"}
     defaults: ClassVar[Entries] = {"tie_word_embeddings": False, "norm_eps": 1e-5}
-    package = "fla"
+
+    def declared(self) -> dict[str, Any]:
+        return {}  # fla need not be installed
+
+    def config_class(self) -> type[PreTrainedConfig]:
+        return type("PublishedConfig", (PreTrainedConfig,), {"model_type": self.model_type})
 
     def around(
         self, config: Config, embedding: str = "model.embeddings", norm: str = "model.norm", **how: bool

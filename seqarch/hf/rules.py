@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 import transformers
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from seqarch.errors import UserError, one_of, refused
 
@@ -89,19 +90,15 @@ class Family(ABC):
     """What all names begin with, except in some files."""
     dropped: ClassVar[tuple[str, ...]] = ()
     """Endings of names of tensors that hold no weights."""
-    package: ClassVar[str] = "transformers"
-    """The package that has the class."""
 
     def declared(self) -> dict[str, Any]:
-        """The defaults of the class in transformers; a `config.json` may lack them."""
-        parameters = inspect.signature(self.config_class()).parameters if self.package == "transformers" else {}
+        """The defaults of the class of `config.json`, which may lack them."""
+        parameters = inspect.signature(self.config_class()).parameters
         return {name: each.default for name, each in parameters.items() if each.default is not each.empty}
 
-    def config_class(self) -> type[transformers.PreTrainedConfig]:
+    def config_class(self) -> type[PreTrainedConfig]:
         """The class of `config.json`; not that of `AutoConfig`, which gives fla's once fla is imported."""
-        if self.package == "transformers":
-            return getattr(transformers, self.architecture).config_class
-        return type("PublishedConfig", (transformers.PreTrainedConfig,), {"model_type": self.model_type})
+        return getattr(transformers, self.architecture).config_class
 
     def complete(self, c: Config) -> dict[str, Any]:
         """`config.json` with the entries that it may lack."""

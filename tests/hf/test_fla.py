@@ -23,6 +23,7 @@ import seqarch
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.hf.families import FAMILIES
+from seqarch.hf.fla import Fla
 from seqarch.hf.imports import import_model
 
 SIZES = {"num_hidden_layers": 2, "vocab_size": 300, "fuse_norm": False, "fuse_cross_entropy": False}
@@ -84,7 +85,7 @@ def token_shift(x, *rest, **options):
     return token_shift_ref(x), None
 
 
-@pytest.mark.parametrize("family", [each for each in FAMILIES.values() if each.package == "fla"])
+@pytest.mark.parametrize("family", [each for each in FAMILIES.values() if isinstance(each, Fla)])
 def test_an_entry_that_config_json_lacks_is_the_default_of_fla(family):
     theirs = getattr(fla.models, family.architecture.replace("ForCausalLM", "Config"))().to_dict()
     ours = {**{key: values[0] for key, values in family.fixed.items()}, **family.defaults}
