@@ -86,11 +86,12 @@ def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Toke
 
 def _domains(job: Manifest, pieces: Sequence[Path]) -> list[str]:
     """The name of the domain, or of all domains in the pieces, sorted."""
-    names = sorted({str(name) for path in pieces for name in read_arrays(path, only=("domains",))["domains"].flat})
-    if not names:
+    every = (str(name) for path in pieces for name in read_arrays(path, only=("domains",))["domains"].flat)
+    if (first := next(every, None)) is None:
         raise UserError(f"no document in {job.asked}: give other files or conditions")
-    if job.domain:
+    if job.domain:  # without reading the other pieces
         return [job.domain]
+    names = sorted({first, *every})
     if (found := len(names)) > MOST_DOMAINS:
         raise UserError(f"{job.domain_field} has {found:,} values, more than {MOST_DOMAINS} domains: name another")
     for name in names:

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,7 @@ class LongDocuments(Task):
         for domain in self.prepared:
             if scorer.tokenizer is not None and (name := domain.manifest.tokenizer) != scorer.tokenizer.name:
                 raise UserError(f"{domain.folder} has the tokenizer {name}, but the model {scorer.tokenizer.name}")
-        self._documents(scorer)
+        self._check_documents(scorer)
 
     def prepare(self, data: TextDataModule | None) -> None:
         self.texts = [str(row.get("text") or "") for row in read_rows(self.file)] if self.file else []
@@ -74,7 +75,8 @@ class LongDocuments(Task):
         self.found = {name: [*itertools.islice(documents, self.documents)] for name, documents in found.items()}
 
     def score(self, scorer: Scorer) -> Scores:
-        found = self._documents(scorer)
+        self._check_documents(scorer)
+        found = {**self.found, ROWS: [*self._encoded(scorer)]} if self.texts else self.found
         begin = scorer.prompt([0])[:-1]
         rows = [torch.from_numpy(np.append(begin, each).astype("int64")) for every in found.values() for each in every]
         ranges = list(itertools.pairwise([0, *self.edges]))
@@ -87,15 +89,13 @@ class LongDocuments(Task):
         }
         return Scores.of(samples)
 
-    def _documents(self, scorer: Scorer) -> dict[str, list[np.ndarray]]:
-        """The first `length` tokens of the documents that have so many, by domain."""
-        found = {**self.found, ROWS: self._encoded(scorer)} if self.texts else self.found
-        if not any(found.values()):
-            raise UserError(f"no document of {', '.join(found)} has {self.length:,} tokens: change --lengths or --rows")
-        return found
+    def _check_documents(self, scorer: Scorer) -> None:
+        if not any(self.found.values()) and next(self._encoded(scorer), None) is None:
+            where = ", ".join([*self.found, *[ROWS] * bool(self.texts)])
+            raise UserError(f"no document of {where} has {self.length:,} tokens: change --lengths or --rows")
 
-    def _encoded(self, scorer: Scorer) -> list[np.ndarray]:
+    def _encoded(self, scorer: Scorer) -> Iterator[np.ndarray]:
         """The tokens of the texts that are long enough."""
         every = (np.array([*scorer.encode(text), scorer.text.eos_id]) for text in self.texts)
         long = (each[: self.length] for each in every if len(each) >= self.length)
-        return [*itertools.islice(long, self.documents)]
+        return itertools.islice(long, self.documents)

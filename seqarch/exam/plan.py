@@ -141,8 +141,9 @@ class Exam:
         for entrant in self.entrants:
             for factor in factors:
                 self.check_folder([rung_of(entrant, factor)], 0)
+            choices = self._choices(entrant, factors)
             for seed in self.seeds_of(entrant):
-                self.check_folder(self._choices(entrant, factors) or [entrant.for_seed(seed)], seed)
+                self.check_folder(choices or [entrant.for_seed(seed)], seed)
 
     def _choices(self, entrant: Entrant, factors: Sequence[float]) -> list[Entrant]:
         """A model at the rates that a ladder may have chosen for a run. Without its rung, the shared rate is none."""
