@@ -84,9 +84,11 @@ class Cloze(Task):
         prompts = [scorer.encode(text) for text in texts]
         written = scorer.generate(prompts, MAX_NEW, STOP, cut=True)
         right = [contains(each, value) for each, value in zip(written, values, strict=True)]
-        gain = (known - guessed).astype("f4")
-        found = {"contains": np.array(right), "log_likelihood": known.astype("f4"), "gain": gain}
-        samples = {f"{self.name}/{metric}": each for metric, each in found.items()}
+        samples = {
+            f"{self.name}/contains": np.array(right),
+            f"{self.name}/log_likelihood": known.astype(np.float32),
+            f"{self.name}/gain": (known - guessed).astype(np.float32),
+        }
         cut = sum(
             scorer.excess(prompt, MAX_NEW) > 0 or scorer.excess(context, len(value) - 1) > 0
             for prompt, (context, value) in zip(prompts, pairs, strict=True)

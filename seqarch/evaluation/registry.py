@@ -29,9 +29,9 @@ def tasks_named(names: str | Sequence[str], asked: Asked | None = None) -> list[
     Raises:
         UserError: a word is unknown.
     """
-    tasks = every_task(asked or Asked())
+    tasks, words = every_task(asked or Asked()), several(names)
     found: dict[str, Task] = {}
-    for name in several(names):
+    for name in words:
         named = [task for task in tasks if name in (task.name, task.group, type(task).__name__, ALL)]
         if not named:
             known = dict.fromkeys([ALL, *(task.group for task in tasks), *(task.name for task in tasks)])
@@ -40,7 +40,7 @@ def tasks_named(names: str | Sequence[str], asked: Asked | None = None) -> list[
     if not found:
         raise UserError("no task is named: give --tasks, or --list to see them")
     for task in found.values():
-        task.by_group = task.name not in several(names)
+        task.by_group = task.name not in words
     return list(found.values())
 
 

@@ -1,8 +1,8 @@
 """The tables of a report: its CSV files, and the gaps as text."""
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +181,9 @@ def capabilities(findings: Findings) -> Table:
         *("metric", "run", "value", "low", "high", "samples", "chance", "at_chance"),
         *("difference", "difference_low", "difference_high", "version", "limit", "rows", "step"),
     )
+    facts = operator.attrgetter("value", "low", "high", "n", "chance", "at_chance")
     return header, (
-        (tag, name, *astuple(one.value)[:-1], one.value.at_chance, *(one.difference or ("", "", "")), *_origin(one))
+        (tag, name, *facts(one.value), *(one.difference or ("", "", "")), *_origin(one))
         for tag, measured in findings.capabilities.items()
         for name, one in measured.items()
     )
