@@ -65,7 +65,7 @@ class LongDocuments(Task):
         for domain in self.prepared:
             if scorer.tokenizer is not None and (name := domain.manifest.tokenizer) != scorer.tokenizer.name:
                 raise UserError(f"{domain.folder} has the tokenizer {name}, but the model {scorer.tokenizer.name}")
-        self._check_documents(scorer)
+        self._documents(scorer, 1)
 
     def prepare(self, data: TextDataModule | None) -> None:
         self.texts = [str(row.get("text") or "") for row in read_rows(self.file)] if self.file else []
@@ -75,8 +75,7 @@ class LongDocuments(Task):
         self.found = {name: [*itertools.islice(documents, self.documents)] for name, documents in found.items()}
 
     def score(self, scorer: Scorer) -> Scores:
-        self._check_documents(scorer)
-        found = {**self.found, ROWS: [*self._encoded(scorer)]} if self.texts else self.found
+        found = self._documents(scorer, self.documents)
         begin = scorer.prompt([0])[:-1]
         rows = [torch.from_numpy(np.append(begin, each).astype("int64")) for every in found.values() for each in every]
         ranges = list(itertools.pairwise([0, *self.edges]))
@@ -89,13 +88,14 @@ class LongDocuments(Task):
         }
         return Scores.of(samples)
 
-    def _check_documents(self, scorer: Scorer) -> None:
-        if not any(self.found.values()) and next(self._encoded(scorer), None) is None:
-            where = ", ".join([*self.found, *[ROWS] * bool(self.texts)])
-            raise UserError(f"no document of {where} has {self.length:,} tokens: change --lengths or --rows")
+    def _documents(self, scorer: Scorer, most: int) -> dict[str, list[np.ndarray]]:
+        """The first `length` tokens of the documents that have so many, by domain; of the texts at most so many."""
+        found = {**self.found, ROWS: [*itertools.islice(self._encoded(scorer), most)]} if self.texts else self.found
+        if not any(found.values()):
+            raise UserError(f"no document of {', '.join(found)} has {self.length:,} tokens: change --lengths or --rows")
+        return found
 
     def _encoded(self, scorer: Scorer) -> Iterator[np.ndarray]:
         """The tokens of the texts that are long enough."""
         every = (np.array([*scorer.encode(text), scorer.text.eos_id]) for text in self.texts)
-        long = (each[: self.length] for each in every if len(each) >= self.length)
-        return itertools.islice(long, self.documents)
+        return (each[: self.length] for each in every if len(each) >= self.length)
