@@ -9,6 +9,7 @@ from string import Template
 
 from seqarch.errors import UserError
 from seqarch.plugins import MIXERS, described, entries
+from seqarch.runs.files import check_new
 
 FILES = {
     "pyproject.toml": "pyproject.toml",
@@ -44,8 +45,7 @@ def new_mixer(name: str, out: Path | None = None) -> list[Path]:
         raise UserError(f"the module of {name} would be {module}, which Python has already: choose another name")
     words = {"mixer": name, "module": module, "package": module.replace("_", "-")}
     folder = out or Path(words["package"])
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder} is there and not empty: choose a new folder")
+    check_new(folder, "folder")
     folder.mkdir(parents=True, exist_ok=True)
     templates = files("seqarch.cli") / "templates" / "mixer"
     written = []

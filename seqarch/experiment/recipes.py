@@ -14,7 +14,7 @@ import seqarch
 from seqarch.errors import UserError, absent, near, unknown
 from seqarch.experiment.tree import NUMBER, Tree, appended, at, merge, put, read_file, read_plain, read_text
 from seqarch.plugins import FLAG
-from seqarch.runs.files import write_text
+from seqarch.runs.files import check_new, write_text
 
 ON_THE_COMMAND_LINE = {
     "config": ": a recipe has 'extends'",
@@ -97,8 +97,7 @@ def copy_recipe(name: str, target: Path | None = None) -> Path:
         raise _no_recipe(name)
     path = target or Path()
     path = path / source.name if path.is_dir() else path
-    if path.exists():
-        raise UserError(f"{path} is there already: name another file")
+    check_new(path, "file")
     text = source.read_text(encoding="utf-8")
     if extends := read_file(source).entries().get("extends", Tree(None)).text:  # a path from the folder of the recipe
         base = (source.parent / extends).resolve().relative_to(recipes_folder().resolve())

@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.utils import CONFIG_NAME
 
 from seqarch.arguments import typed
 from seqarch.errors import UserError
@@ -21,7 +20,7 @@ from seqarch.hf.world import CODE, RWKVWorldTokenizer
 from seqarch.model import SequenceLM
 from seqarch.report.runs import FILES, Run, load_run
 from seqarch.runs import tags
-from seqarch.runs.files import check_folder, replaced
+from seqarch.runs.files import check_new, replaced
 from seqarch.runs.folder import named_checkpoint, run_name, run_of
 from seqarch.tables import markdown
 from seqarch.training.checkpoint import read_checkpoint
@@ -48,16 +47,17 @@ def export(
 
     Args:
         checkpoint: the file; of a run folder the newest.
-        out: the folder, which is made; files of an earlier export in it are replaced.
+        out: the folder, new.
         allow_code: packages whose classes the checkpoint may name, next to those of seqarch and plug-ins.
         family: `model_type` of a published family that computes the same, such as "llama": the folder is then in its
             own names, which every tool reads.
 
     Raises:
-        UserError: the file is not a checkpoint, its model cannot be built here, `out` is a file or holds other
-            files, or the family cannot express the model.
+        UserError: the file is not a checkpoint, its model cannot be built here, `out` is a file or holds files, or
+            the family cannot express the model.
     """
     path, out = named_checkpoint(checkpoint), Path(out)
+    check_new(out, "folder")
     lm, tokenizer = load(path, allow_code)
     content = read_checkpoint(path)
     facts = facts_of(content)
@@ -68,9 +68,6 @@ def export(
         raise UserError(f"only seqarch.hf reads the tokenizer '{tokenizer.name}': export without a family")
     config, weights = _for_transformers(content, special, family)
     decodes = all("decode" in block.mixer.capabilities for block in lm.blocks if block.mixer is not None)  # pyright: ignore
-    check_folder(out)
-    if out.is_dir() and any(out.iterdir()) and not (out / CONFIG_NAME).is_file():
-        raise UserError(f"{out} holds other files than an exported model: name a new folder")
     with replaced(out) as new:
         if weights is None:
             write_content(new / FILE, content)
@@ -100,11 +97,12 @@ def export_weights(checkpoint: str | Path, out: str | Path) -> Path:
     """Write the weights of a checkpoint as one safetensors file, which `seqarch.load` reads; return its path.
 
     Raises:
-        UserError: the file is not a checkpoint, or `out` does not end in `.safetensors`.
+        UserError: the file is not a checkpoint, or `out` exists or does not end in `.safetensors`.
     """
     out = Path(out)
     if out.suffix != ".safetensors":
         raise UserError(f"{out} must end in .safetensors")
+    check_new(out, "file")
     content = read_checkpoint(named_checkpoint(checkpoint))
     write_content(out, content)
     return out

@@ -20,7 +20,7 @@ from seqarch.hf.fla import of_rwkv
 from seqarch.hf.model import SeqarchConfig
 from seqarch.hf.rules import convert
 from seqarch.model import SequenceLM
-from seqarch.runs.files import atomic, check_file, check_folder, read_json
+from seqarch.runs.files import atomic, check_file, check_folder, check_new, read_json
 from seqarch.runs.folder import TOKENIZER, checkpoint_path, run_name, write_config, write_record
 from seqarch.training.checkpoint import check_entries, check_weights, read_tensors, tokenizer_files, tokenizer_of
 from seqarch.training.integrity import seal
@@ -67,8 +67,7 @@ def import_model(
     """
     folder, out = Path(folder), Path(out)
     lone = _is_lone(folder, tokenizer)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists: name a new folder")
+    check_new(out, "folder")
     check_folder(folder.parent if lone else folder, written=False)
     with refused(f"{folder / CONFIG} cannot be read as a model", *OF_A_FILE, why=_lacking):
         config, weights = of_rwkv(_file(folder)) if lone else (_config(folder), _weights(folder))

@@ -124,6 +124,12 @@ def check_file(path: Path) -> None:
         raise absent("file", path)
 
 
+def check_new(place: Path, kind: str) -> None:
+    """Raise `UserError` if there is something where a new "file" or "folder" is to be written: nothing is replaced."""
+    if place.exists() and not (kind == "folder" and place.is_dir() and not any(place.iterdir())):
+        raise UserError(f"{place} exists: name a new {kind}")
+
+
 def check_folder(folder: Path, within: Path | None = None, *, written: bool = True) -> None:
     """Raise `UserError` for what a folder of another person may hold to harm us. Call it once, before a file is opened.
 

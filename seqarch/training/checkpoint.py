@@ -18,7 +18,7 @@ from seqarch.data.tokenizer_files import tokenizer_from
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, one_line, refused
 from seqarch.plugins import check_parsed
-from seqarch.runs.files import Checked, atomic
+from seqarch.runs.files import Checked, atomic, check_new
 from seqarch.runs.folder import is_sharded
 from seqarch.runs.keys import difference
 from seqarch.safe_yaml import check_plain
@@ -124,14 +124,13 @@ def merge(folder: Path, out: Path | None = None) -> Path:
         out: the file; by default NAME.merged.ckpt next to the folder.
 
     Raises:
-        UserError: the checkpoint is no folder, or damaged, or `out` is a folder.
+        UserError: the checkpoint is no folder, or damaged, or `out` exists.
     """
     if not is_sharded(folder):
         check_checkpoint(folder)
         raise UserError(f"{folder} is one file already")
     out = out or folder.with_suffix(".merged.ckpt")
-    if out.is_dir():
-        raise UserError(f"{out} is a folder: name a file with --out")
+    check_new(out, "file")
     content = read_folder(folder, training=True)
     with atomic(out, durable=True) as partial:
         save(partial, content)

@@ -102,7 +102,7 @@ def test_a_copy_is_the_recipe(name, tmp_path):
 def test_a_copy_replaces_nothing(tmp_path):
     copy_recipe("quickstart", tmp_path / "mine.yaml")
     (tmp_path / "mine.yaml").write_text("mine")
-    with pytest.raises(UserError, match=r"mine.yaml is there already: name another file"):
+    with pytest.raises(UserError, match=r"mine.yaml exists: name a new file"):
         copy_recipe("quickstart", tmp_path / "mine.yaml")
     assert (tmp_path / "mine.yaml").read_text() == "mine"
     with pytest.raises(UserError, match=r"unknown recipe 'quikstart': did you mean quickstart.*lists all"):

@@ -191,26 +191,24 @@ def test_a_class_that_is_not_installed_is_named(tmp_path, exported):
 def test_what_cannot_be_written_is_refused(tmp_path, refuse):
     path = checkpoint(tmp_path, MIXERS["Attention"])
     (tmp_path / "file").touch()
-    assert "is a file" in refuse("export", path, "--out", tmp_path / "file")
+    assert "file exists: name a new folder" in refuse("export", path, "--out", tmp_path / "file")
     assert "no checkpoint" in refuse("export", tmp_path / "none.ckpt", "--out", tmp_path / "out")
-    out = tmp_path / "linked"
-    out.mkdir()
-    (out / "model.safetensors").symlink_to("/dev/null")
-    with pytest.raises(UserError, match="leads out of the folder"):
-        export(path, out)
 
 
-def test_another_folder_is_left_as_it_is_and_an_earlier_export_is_replaced(tmp_path):
-    path, out = checkpoint(tmp_path, MIXERS["Attention"]), tmp_path / "project"
+@pytest.mark.parametrize("name", ["README.md", "config.json"])
+def test_what_is_there_is_left_as_it_is(tmp_path, name):
+    path, out = checkpoint(tmp_path, MIXERS["Attention"]), tmp_path / "theirs"
     out.mkdir()
-    (out / "README.md").write_text("mine")
-    with pytest.raises(UserError, match="project holds other files than an exported model: name a new folder"):
+    (out / name).write_text("mine")
+    with pytest.raises(UserError, match=f"{out} exists: name a new folder"):
         export(path, out)
-    assert [each.name for each in out.iterdir()] == ["README.md"]
-    assert (out / "README.md").read_text() == "mine"
-    (out / "README.md").unlink()
-    first = export(path, out)
-    (first / "model.safetensors").write_bytes(b"")
+    kept = path.read_bytes()
+    with pytest.raises(UserError, match=f"{path} exists: name a new file"):
+        export_weights(path, path)
+    assert path.read_bytes() == kept
+    assert [each.name for each in out.iterdir()] == [name]
+    assert (out / name).read_text() == "mine"
+    (out / name).unlink()
     assert (export(path, out) / "model.safetensors").stat().st_size > 0
 
 

@@ -19,7 +19,7 @@ from seqarch import cli, load
 from seqarch.errors import UserError
 from seqarch.runs.folder import checkpoints, is_finished
 from seqarch.training import FSDP2
-from seqarch.training.checkpoint import read_folder, read_tensors
+from seqarch.training.checkpoint import merge, read_folder, read_tensors
 from seqarch.training.sharded import storage
 from seqarch.training.sharded.folder import Folder
 from seqarch.training.sharded_checkpoints import IN_BACKGROUND
@@ -142,6 +142,9 @@ def test_a_process_reads_its_rows_from_the_files_of_two(run, rank, count):
 def test_merged_it_is_a_file_like_any_other(run, tmp_path, capsys):
     folder = checkpoints(run)[-1]
     cli.run(["checkpoint", "merge", str(folder), "--out", str(tmp_path / "one.ckpt")])
+    for taken in (folder / "shard_00000.safetensors", tmp_path / "one.ckpt", tmp_path):
+        with pytest.raises(UserError, match=f"{taken} exists: name a new file"):
+            merge(folder, taken)
     assert_same(content(tmp_path / "one.ckpt"), content(folder))
 
 
