@@ -68,7 +68,7 @@ class LongDocuments(Task):
         self._documents(scorer, 1)
 
     def prepare(self, data: TextDataModule | None) -> None:
-        self.texts = [str(row.get("text") or "") for row in read_rows(self.file)] if self.file else []
+        self.texts = [row["text"] for row in read_rows(self.file, "text")] if self.file else []
         of_run = data.hold_outs() if data is not None and self.reads_data else []
         domains = [*self.prepared, *(each.tokens.domain for each in of_run)]
         found = {each.name: each.documents("holdout", self.length) for each in domains}

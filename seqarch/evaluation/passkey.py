@@ -138,9 +138,7 @@ class Passkey(Task):
         """One line, or the sentences of the essays."""
         if self.file is None:
             return [LINE]
-        words = " ".join(str(row.get("text") or "") for row in read_rows(self.file)).split()
-        if not words:
-            raise UserError(f"{self.file} has no text: write essays there, rows with the field text")
+        words = [word for row in read_rows(self.file, "text") for word in row["text"].split()]
         return re.split(r"(?<=[.!?]) ", " ".join(words))
 
     def _piece(self, scorer: Scorer, text: str) -> list[int]:

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 
 from seqarch.data.files import SUFFIXES
 from seqarch.errors import UserError, check_known, refused
-from seqarch.evaluation.cloze import FIELDS, contains, read_triples
+from seqarch.evaluation.cloze import FIELDS, contains
+from seqarch.evaluation.rows import read_rows
 from seqarch.runs.files import check_file, parse_json, write_text
 
 Row = dict[str, Any]
@@ -91,7 +92,7 @@ def based(path: Path) -> list[Row]:
     """
     if not path.name.endswith(SUFFIXES):
         raise UserError(f"{path}: cannot read this kind of file; its name must end with {', '.join(SUFFIXES)}")
-    return [{name: row[name] for name in FIELDS} for row in read_triples(path)]
+    return [{name: row[name] for name in FIELDS} for row in read_rows(path, *FIELDS)]
 
 
 class Published(NamedTuple):

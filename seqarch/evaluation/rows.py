@@ -34,14 +34,18 @@ def find_file(folder: str | Path | None, name: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL, Parquet or Arrow file.
+def read_rows(path: Path, *texts: str) -> list[dict[str, Any]]:
+    """The rows of a JSONL, Parquet or Arrow file, whose fields `texts` hold text.
 
     Raises:
-        UserError: there are none, or a line is not a JSON object or not Unicode text; the message names file and line.
+        UserError: there are none, a line is not a JSON object or not Unicode text, or a row lacks a text; the message
+            names file and line.
     """
     if not (rows := _read(path)):
         raise UserError(f"{path} has no rows")
+    for number, row in enumerate(rows, 1):
+        if missing := [name for name in texts if not (isinstance(row.get(name), str) and row[name].strip())]:
+            raise UserError(f"{path}: row {number} has no {', '.join(missing)}: a row has {', '.join(texts)}")
     return rows
 
 

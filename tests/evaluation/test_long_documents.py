@@ -106,6 +106,10 @@ def test_what_cannot_be_measured_is_refused(domains, tmp_path):
         task.check(model)
     with pytest.raises(UserError, match=r"no document of books has 9,000 tokens: change --lengths or --rows"):
         evaluate([LongDocuments([9000], folder=str(domains))], scorer(), None)
+    for wrong in ({"txt": TEXTS[0]}, {"text": 3}, {"text": None}):
+        (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ({"text": TEXTS[0]}, wrong)))
+        with pytest.raises(UserError, match=r"long\.jsonl: row 2 has no text: a row has text"):
+            evaluate([LongDocuments(EDGES, folder=str(tmp_path))], scorer(), None)
     trained_on = {Domain(domains / "books").manifest.sources[0].sha256: "books.jsonl of web"}
     with pytest.raises(UserError, match=r"books/books\.jsonl is books\.jsonl of web, which the model was trained on"):
         evaluate_into(tmp_path / "out", 1, [task], scorer(), None, {}, trained_on)

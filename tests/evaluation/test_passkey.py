@@ -154,9 +154,10 @@ def test_essays_are_tasks_where_they_are_installed(essays, tmp_path):
         Passkey(LENGTH, haystack="essays", folder=str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"Passkey\.haystack must be lines, essays or uuids, not books"):
         Passkey(LENGTH, haystack="books")  # pyright: ignore[reportArgumentType]
-    (tmp_path / "essays.jsonl").write_text('{"text": " "}\n')
-    with pytest.raises(UserError, match=r"essays\.jsonl has no text"):
-        Passkey(LENGTH, haystack="essays", folder=str(tmp_path)).check(Finds())
+    for wrong in ({"text": " "}, {"text": 3}, {}):
+        (tmp_path / "essays.jsonl").write_text('{"text": "One. Two."}\n' + json.dumps(wrong))
+        with pytest.raises(UserError, match=r"essays\.jsonl: row 2 has no text: a row has text"):
+            Passkey(LENGTH, haystack="essays", folder=str(tmp_path)).check(Finds())
 
 
 def test_prompts_differ_and_do_not_depend_on_each_other():
