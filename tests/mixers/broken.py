@@ -152,6 +152,14 @@ class ForgetsToReset(ToyMean):
         nn.init.normal_(self.out.weight)
 
 
+class ReadsATensorWhenBuilt(ToyMean):
+    reset_parameters = Mixer.reset_parameters
+
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
+        self.decays = torch.linspace(0, 1, 3).tolist()
+
+
 class KeepsABufferUnset(ToyMean):
     def __init__(self, *args: int) -> None:
         super().__init__(*args)
@@ -375,6 +383,7 @@ BROKEN: list[tuple[type[Mixer], dict[str, Any], str]] = [
     (ReadsSavedTensorsTwice, {}, "test_activation_checkpointing"),
     (HasAnUnusedParameter, {}, "test_every_parameter_has_a_gradient"),
     (ForgetsToReset, {}, "test_reset_parameters"),
+    (ReadsATensorWhenBuilt, {}, "test_reset_parameters"),
     (KeepsABufferUnset, {}, "test_reset_parameters"),
     (CountsNothing, {}, "test_flops"),
     (ForgetsProjections, {}, "test_flops"),
