@@ -114,7 +114,7 @@ def _wrapped(label: str, text: str, width: int) -> list[str]:
 def _cost(name: str) -> str:
     (row,) = mixer_costs(names=[name])
     if row["parameters"] is None:
-        return "not known, because options must be given"
+        return "not known"  # a warning says why
     parts = [f"{_text(row, 'parameters')} parameters in a layer of width 768"]
     for length in LENGTHS:
         state = "" if row[f"state KiB {length}"] is None else f", state of {_text(row, f'state KiB {length}')} KiB"
@@ -128,8 +128,8 @@ def mixer_costs(d_model: int = 768, names: Collection[str] = ()) -> list[dict[st
     Operations are those of one token forward, states are bf16. Mixers are built on no device, with the options at which
     they were published at this width; otherwise with their defaults, and with `d_model / 64` heads where heads are
     required. `CPU` and `CUDA` say what computes it there. "counted" says that the operations were counted, because
-    the mixer has no formula. Missing facts are `None`, and so are the numbers of a mixer that needs further options
-    or, with a warning, of one that raises an error.
+    the mixer has no formula. Missing facts are `None`, and so are, with a warning, the numbers of a mixer that raises
+    an error, for instance because it needs further options.
     """
     if not HEAD_DIM <= d_model <= LARGEST or d_model % HEAD_DIM:
         raise UserError(f"d_model must be a multiple of {HEAD_DIM} up to {LARGEST:,}, not {d_model}")
@@ -142,8 +142,6 @@ def _costs(name: str, mixer: type[Mixer], d_model: int) -> dict[str, Any]:
     row.update({ability: ability in mixer.capabilities for ability in CAPABILITIES})
     row.update({device: mixer.kernels.get(device.lower()) for device in DEVICES}, source=mixer.source or None)
     options = dict(mixer.published.get(d_model) or ({"n_heads": d_model // HEAD_DIM} if "n_heads" in required else {}))
-    if required - options.keys():
-        return row
     try:
         with torch.device("meta"):
             layers = [mixer(d_model, index, N_LAYERS, **options) for index in range(N_LAYERS)]

@@ -295,17 +295,25 @@ def test_costs_of_a_broken_mixer_are_left_out(monkeypatch):
         def state_bytes(self, *args, **options):
             raise RuntimeError("no state today")
 
-    broken = _named(Few, Strange, Choosy, Stateless)
+    class Needy(Mixer):
+        def __init__(self, *place, slots: int):
+            super().__init__(*place)
+
+        def forward(self, x):
+            return x
+
+    broken = _named(Few, Strange, Choosy, Stateless, Needy)
     monkeypatch.setattr(listing, "import_mixers", lambda: {"Attention": Attention, **broken})
     with pytest.warns(PluginWarning, match="no costs of mixer") as warned:
         rows = {row["mixer"]: row for row in listing.mixer_costs()}
-    assert sorted(rows) == ["Attention", "Choosy", "Few", "Stateless", "Strange"]
+    assert sorted(rows) == ["Attention", "Choosy", "Few", "Needy", "Stateless", "Strange"]
     assert rows["Attention"]["MFLOP 2k"] > 0
     assert {rows[name][column] for name in broken for column in ("parameters", "MFLOP 2k")} == {None}
     said = {str(each.message).partition(":")[0]: str(each.message) for each in warned}
     assert said["no costs of mixer Choosy"].endswith("UserError: a width of 100, please")
     assert "positional argument" in said["no costs of mixer Few"]
     assert "'strange'" in said["no costs of mixer Strange"]
+    assert said["no costs of mixer Needy"].endswith("argument: 'slots'")
 
 
 def _named(*classes):
