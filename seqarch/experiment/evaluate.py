@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import SeqarchWarning, UserError, refused
+from seqarch.errors import SeqarchWarning, UserError, refused, several
 from seqarch.evaluation import Scorer, Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import evaluate_into
 from seqarch.experiment.checks import user_errors_of_lightning
-from seqarch.experiment.load import load
-from seqarch.runs.folder import CHECKPOINTS, CONFIG, named_checkpoint, read_config, run_of
+from seqarch.experiment.load import load_content
+from seqarch.runs.folder import CHECKPOINTS, CONFIG, config_of, named_checkpoint, run_of
 from seqarch.runs.results import Result
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.integrity import fingerprint
@@ -92,8 +92,7 @@ def open_checkpoint(
     """Load a checkpoint and make a `Scorer` that computes as its training did; arguments as `evaluate_checkpoint`."""
     path = named_checkpoint(checkpoint)
     content = read_checkpoint(path)
-    run = path.parent.parent if path.parent.name == CHECKPOINTS else None
-    config = read_config(run) if run and (run / CONFIG).is_file() else {}
+    run, config = run_of(path) if path.parent.name == CHECKPOINTS else None, config_of(path)
     precision = precision or content["seqarch"].get("precision") or config.get("trainer", {}).get("precision")
     if precision is None:
         raise UserError(f"{path} does not say in which precision it was trained: set --precision, such as bf16-mixed")
@@ -102,7 +101,7 @@ def open_checkpoint(
             pass
         case _:
             raise UserError(f"{path} does not say how long its training sequences were, to which prompts are cut")
-    lm, tokenizer = load(path, allow_code)
+    lm, tokenizer = load_content(content, path, several(allow_code))
     device = next(lm.parameters()).device
     with user_errors_of_lightning(of_trainer_options=True):
         fabric = Fabric(accelerator=device.type, devices=1, precision=precision)  # pyright: ignore[reportArgumentType]

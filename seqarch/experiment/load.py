@@ -1,23 +1,27 @@
 """A trained model from a checkpoint, and the text that it writes."""
 
+import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from jsonargparse import ArgumentParser, Namespace
 
 from seqarch.arguments import Count, Interval, typed
 from seqarch.data.tokenizers import Tokenizer, begin_document
 from seqarch.errors import UserError, refused, several
 from seqarch.experiment.checker import first_sentence, parse_tree
+from seqarch.experiment.parser import plain
 from seqarch.experiment.tree import read_plain
 from seqarch.mixers.registry import import_parts
 from seqarch.model import SequenceLM, stream
 from seqarch.model.decoder import check_drawn
-from seqarch.runs.folder import named_checkpoint
+from seqarch.plugins import check_parsed
+from seqarch.runs.folder import config_of, named_checkpoint
 from seqarch.training import LanguageModel
-from seqarch.training.checkpoint import build_module, model_options, model_parser, read_checkpoint, tokenizer_of
+from seqarch.training.checkpoint import model_options, other_model, read_checkpoint, tokenizer_of
 
 
 @typed
@@ -32,27 +36,61 @@ def load(checkpoint: str | Path, allow_code: str | Collection[str] = ()) -> tupl
         UserError: the file is not a checkpoint, or its model cannot be built here.
     """
     checkpoint = named_checkpoint(checkpoint)
-    content = read_checkpoint(checkpoint)
+    return load_content(read_checkpoint(checkpoint), checkpoint, several(allow_code))
+
+
+def load_content(
+    content: Mapping[str, Any], checkpoint: Path, allow_code: Collection[str] = ()
+) -> tuple[SequenceLM, Tokenizer]:
+    """`load` for a checkpoint that was read.
+
+    Raises:
+        UserError: its model cannot be built here, or is not that of the run folder that it lies in.
+    """
     wrong = f"the model of {checkpoint} cannot be built here"
     with refused(wrong, UserError, RuntimeError, why=lambda error: first_sentence(str(error))):
-        module = module_of(content, several(allow_code))
+        module = module_of(content, allow_code)
         module.load_state_dict(content["state_dict"])
         lm = module.built()
         lm.document_mask = bool(content.get("TextDataModule", {}).get("document_mask"))
         tokenizer = tokenizer_of(content)
         check_model(lm, tokenizer)
+    config, complete = config_of(checkpoint), lambda old: {"model": complete_model(old["model"], allow_code)}
+    if "model" in config and (other := other_model(content, {"model": config["model"]}, complete)):
+        raise UserError(f"{checkpoint} holds another model than its run ({other}): move it out of the run folder")
     return lm.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
 def module_of(content: Mapping[str, Any], allow_code: Collection[str] = ()) -> LanguageModel:
-    """Build the `LanguageModel` that a checkpoint describes, with new weights.
+    """Build the `LanguageModel` that a checkpoint describes, with new weights, neither compiled nor in FP8.
 
     Raises:
         UserError: an option is wrong, or a class is not installed or may not be named.
     """
     import_parts()
-    tree = read_plain({"model": model_options(content)}, "its model", arrays=False)
-    return build_module(parse_tree(model_parser(), tree, allow_code), allow_code)
+    options = _parsed(model_options(content), allow_code)
+    check_parsed(options, allow_code)
+    module = _parser().instantiate(options).model
+    module.prepare_inference()
+    module.configure_model()
+    return module
+
+
+def complete_model(options: Mapping[str, Any], allow_code: Collection[str] = ()) -> dict[str, Any]:
+    """The options of a model with their defaults, as plain values."""
+    return plain(_parser(), _parsed(options, allow_code))["model"]
+
+
+def _parsed(options: Mapping[str, Any], allow_code: Collection[str]) -> Namespace:
+    return parse_tree(_parser(), read_plain({"model": options}, "its model", arrays=False), allow_code)
+
+
+@functools.cache
+def _parser() -> ArgumentParser:
+    """The parser of the options of a `LanguageModel`, made once for a process."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(LanguageModel, "model")
+    return parser
 
 
 def check_model(lm: SequenceLM, tokenizer: Tokenizer) -> None:

@@ -10,9 +10,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from seqarch.arguments import typed
-from seqarch.errors import UserError
-from seqarch.experiment.experiment import Experiment
-from seqarch.experiment.load import load
+from seqarch.errors import UserError, several
+from seqarch.experiment.load import complete_model, load_content
 from seqarch.hf.families import family
 from seqarch.hf.model import SeqarchConfig, SeqarchForCausalLM
 from seqarch.hf.tokenizer import as_hugging_face
@@ -58,8 +57,8 @@ def export(
     """
     path, out = named_checkpoint(checkpoint), Path(out)
     check_new(out, "folder")
-    lm, tokenizer = load(path, allow_code)
     content = read_checkpoint(path)
+    lm, tokenizer = load_content(content, path, several(allow_code))
     facts = facts_of(content)
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
     length = facts["TextDataModule"]["sequence_length"] or SeqarchConfig.max_position_embeddings
@@ -170,12 +169,12 @@ def as_family(
     Raises:
         UserError: there is no such family, or names an option of the model that it does not have.
     """
-    target, model = family(name), _complete(facts["hyper_parameters"])
+    target, model = family(name), complete_model(facts["hyper_parameters"])
     first = (weights.get(f"lm.blocks.0.feed_forward.{name}.weight") for name in ("up", "key"))
     if (wide := next((each for each in first if each is not None), None)) is not None:
         model["feed_forward"]["init_args"]["hidden"] = wide.shape[0]
     config = {"model_type": name, **target.config(model)}
-    other = _complete(target.options(config))
+    other = complete_model(target.options(config))
     if wrong := _difference(_flat(model), _flat(other)):
         raise UserError(f"{target.architecture} cannot express this model: {wrong}")
     length = facts["TextDataModule"]["sequence_length"]
@@ -192,11 +191,6 @@ def as_family(
     kept = {key: each.detach().cpu().clone() for key, each in theirs.items()}
     del config["model_type"]
     return target.config_class()(**config, architectures=[target.architecture], **more), kept
-
-
-def _complete(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a model with their defaults."""
-    return Experiment.from_recipe({"model": dict(model)}).config["model"]
 
 
 def _flat(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -171,6 +171,12 @@ def read_config(run: Path) -> dict[str, Any]:
     return config
 
 
+def config_of(checkpoint: Path) -> dict[str, Any]:
+    """`config.yaml` of the run folder that a checkpoint lies in, empty if there is none; errors as `read_record`."""
+    run = run_of(checkpoint)
+    return read_config(run) if checkpoint.parent.name == CHECKPOINTS and (run / CONFIG).is_file() else {}
+
+
 def write_config(run: Path, config: dict[str, Any]) -> None:
     """Write `config.yaml` of a run folder."""
     write_text(run / CONFIG, yaml.safe_dump(config, sort_keys=False))

@@ -1,15 +1,13 @@
 """Checkpoint files, checked before they are read."""
 
-import functools
 import pickle
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentParser, Namespace
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
@@ -17,13 +15,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from seqarch.data.tokenizer_files import tokenizer_from
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, one_line, refused
-from seqarch.plugins import check_parsed
 from seqarch.runs.files import Checked, atomic, check_new
 from seqarch.runs.folder import is_sharded
 from seqarch.runs.keys import difference
 from seqarch.safe_yaml import check_plain
 from seqarch.training.integrity import check_checkpoint, damaged, seal
-from seqarch.training.module import LanguageModel
 from seqarch.training.optimizers import state_after_step
 from seqarch.training.provenance import Provenance
 from seqarch.training.sharded.folder import Damage, Folder
@@ -282,36 +278,11 @@ def _holds_numbers(tree: Any) -> bool:
     return tree is None or (isinstance(tree, int | float) and abs(tree) < 2**53)
 
 
-@functools.cache
-def model_parser() -> ArgumentParser:
-    """The parser of the options of a `LanguageModel`, made once for a process."""
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(LanguageModel, "model")
-    return parser
-
-
 def model_options(content: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the model in a checkpoint, without what Lightning adds, and without classes that only train."""
     left_out = "optimizer", "schedule"
     options = ((str(key), value) for key, value in content["hyper_parameters"].items())
     return {key: value for key, value in options if not key.startswith("_") and key not in left_out}
-
-
-def build_module(options: Namespace, allow: Collection[str] = ()) -> LanguageModel:
-    """The `LanguageModel` of a checkpoint, without its weights, neither compiled nor in FP8.
-
-    Args:
-        options: of the model, as `model_parser` has them.
-        allow: packages whose classes they may name, next to those of seqarch and plug-ins.
-
-    Raises:
-        UserError: a class that a file may not name, or a function.
-    """
-    check_parsed(options, allow)
-    module = model_parser().instantiate(options).model
-    module.prepare_inference()
-    module.configure_model()
-    return module
 
 
 def other_model(content: Mapping[str, Any], config: Mapping[str, Any], complete: Callable[[Any], Any]) -> str | None:

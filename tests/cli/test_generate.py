@@ -10,6 +10,8 @@ import seqarch
 from seqarch import cli
 from seqarch.errors import UserError
 from seqarch.evaluation import Scorer
+from seqarch.runs.folder import read_config, write_config
+from seqarch.training.checkpoint import read_checkpoint
 from tests.cli.test_commands import output
 
 
@@ -45,6 +47,23 @@ def test_a_prompt_begins_a_document_as_in_training_and_eval(checkpoint):
         read.clear()
         "".join(seqarch.generate_text(lm, tokenizer, "The", 1))
         assert read == Scorer(lm, tokenizer).prompt(tokenizer.encode("The")) == expected
+
+
+def test_a_checkpoint_of_another_model_is_refused_in_a_run_folder(checkpoint, tmp_path, refuse):
+    run = tmp_path / "run"
+    moved = run / "checkpoints/step_00000004.ckpt"
+    moved.parent.mkdir(parents=True)
+    content, config = read_checkpoint(checkpoint), read_config(checkpoint.parents[1])
+    write_config(run, config)
+    del content["hyper_parameters"]["norm_eps"]  # as of a version before this option
+    torch.save(content, moved)
+    assert seqarch.load(run)[1].name == "byte"
+    config["model"]["mixers"]["attention"]["init_args"]["window"] = 9  # the weights fit
+    write_config(run, config)
+    for args in (["generate", "--prompt", "a"], ["eval", "--tasks", "Copying"]):
+        said = "holds another model than its run (model.mixers.attention.init_args.window was None, is 9)"
+        assert f"{moved} {said}" in refuse(*args, "--checkpoint", run)
+    assert sorted(each.name for each in run.iterdir()) == ["checkpoints", "config.yaml"]
 
 
 def test_a_continuation_ends_before_a_stop_text(checkpoint, capsys, monkeypatch):

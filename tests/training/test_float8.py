@@ -11,9 +11,9 @@ from torch import nn
 
 from seqarch.errors import UserError
 from seqarch.experiment.experiment import Experiment
+from seqarch.experiment.load import module_of
 from seqarch.mixers.attention import Attention
 from seqarch.training import LanguageModel
-from seqarch.training.checkpoint import build_module, model_parser
 from seqarch.training.float8 import check_float8, takes_float8
 
 ROOT = Path(__file__).parents[2]
@@ -86,8 +86,7 @@ def test_without_torchao_the_message_says_how_to_install_it(monkeypatch):
 def test_a_checkpoint_of_a_training_in_fp8_is_read_without_torchao(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     weights = module(None).state_dict()
-    options = model_parser().parse_object({"model": {**OPTIONS, "float8": "tensorwise"}})
-    read = build_module(options)
+    read = module_of({"hyper_parameters": {**OPTIONS, "float8": "tensorwise"}})
     read.load_state_dict(weights)
     assert read.lm is not None
     assert {type(layer) for layer in read.lm.modules() if isinstance(layer, nn.Linear)} == {nn.Linear}
