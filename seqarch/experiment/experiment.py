@@ -40,6 +40,7 @@ from seqarch.training.fsdp import data_processes
 from seqarch.training.loggers import adapt_loggers
 from seqarch.training.provenance import Provenance
 from seqarch.training.run_folder import branch_config, branch_steps, unfinished_branches
+from seqarch.training.weights import SUFFIX
 
 
 class Experiment:
@@ -262,6 +263,8 @@ class Experiment:
             raise UserError("there is no checkpoint to evaluate: name one, or train first")
         # Lightning takes "last", "best" and URLs for other files
         checkpoint = os.path.abspath(named_checkpoint(checkpoint))
+        if checkpoint.endswith(SUFFIX):  # Lightning reads none
+            raise UserError(f"{checkpoint} is a file of weights, for eval and generate: name a checkpoint")
         config = self.config
         content = read_checkpoint(checkpoint, weights=False)
         if other := other_model(content, config, self._completed):

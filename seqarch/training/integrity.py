@@ -8,7 +8,8 @@ from typing import Any
 
 from seqarch.errors import UserError, absent
 from seqarch.runs.folder import RECORD, is_sharded
-from seqarch.training.sharded.folder import Damage, Folder
+from seqarch.training.sharded.folder import Damage, Folder, header
+from seqarch.training.weights import SUFFIX
 
 _COMMENT = b"seqarch sha256 "
 """The start of the comment in a checkpoint, which is a zip archive; 64 hexadecimal digits follow."""
@@ -69,11 +70,12 @@ def damage(path: Path) -> str | None:
     """The damage of a checkpoint, in words; `None` if it is as it was written.
 
     A file without a SHA-256, of an earlier version or of PyTorch, is compared with the checksums of the zip archive.
-    PyTorch reads a tensor from where its record begins, so a record must hold it whole and as it is.
+    PyTorch reads a tensor from where its record begins, so a record must hold it whole and as it is. A safetensors file
+    has no checksums, only a header that its size must fit.
     """
-    if path.is_dir():
+    if path.is_dir() or path.suffix == SUFFIX:
         try:
-            Folder(path).check_files()
+            Folder(path).check_files() if path.is_dir() else header(path)
         except (Damage, UserError) as wrong:
             return str(wrong)
         return None
@@ -144,4 +146,4 @@ def damaged(path: Path, wrong: str) -> UserError:
     whole = (each for each in reversed(older) if each.is_file() or is_sharded(each))
     whole = next((each for each in whole if damage(each) is None), None)
     offer = f"the newest whole one is {whole}: remove the newer ones, and the same command goes on from it"
-    return UserError(f"{path} is damaged: {wrong}; {offer if whole else 'no older checkpoint is whole either'}")
+    return UserError(f"{path} is damaged: {wrong}; {offer if whole else 'restore it, or name another'}")

@@ -21,7 +21,9 @@ from seqarch.mixers.attention import Attention
 from seqarch.mixers.base import Mixer
 from seqarch.report.runs import load_run
 from seqarch.training import LanguageModel
+from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.run_folder import check_same_run
+from seqarch.training.weights import write_content
 from tests.conftest import MODEL, TINY, flags
 from tests.report.runs_for_tests import write_run
 
@@ -103,6 +105,14 @@ def test_checkpoint_of_another_model_is_refused(run_dir, checkpoint, capsys):
         cli.main(["test", "--config", f"{run_dir}/config.yaml", f"--ckpt_path={checkpoint}", "--model.d_model=64"])
     assert stop.value.code == 2
     assert "the checkpoint holds another model than the configuration describes" in capsys.readouterr().err
+
+
+def test_a_file_of_weights_is_not_validated(run_dir, checkpoint, tmp_path, capsys):
+    write_content(tmp_path / "w.safetensors", read_checkpoint(checkpoint))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["validate", "--config", f"{run_dir}/config.yaml", f"--ckpt_path={tmp_path}/w.safetensors"])
+    assert stop.value.code == 2
+    assert f"{tmp_path}/w.safetensors is a file of weights" in capsys.readouterr().err
 
 
 def test_print_config_is_a_recipe(run_dir, tmp_path, capsys):

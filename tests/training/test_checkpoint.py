@@ -8,6 +8,7 @@ import torch
 from seqarch.errors import UserError
 from seqarch.training.checkpoint import check_optimizer, read_checkpoint
 from seqarch.training.integrity import check_checkpoint, damage, seal
+from seqarch.training.weights import write_tensors
 
 
 @pytest.fixture
@@ -62,8 +63,17 @@ def test_a_record_of_a_checkpoint_without_a_checksum_of_the_whole(checkpoint):
 def test_a_checkpoint_cut_short(checkpoint, sealed, kept):
     path = checkpoint(1, sealed)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(UserError, match=r"is damaged: .*; no older checkpoint is whole either"):
+    with pytest.raises(UserError, match=r"is damaged: .*; restore it, or name another$"):
         read_checkpoint(path)
+
+
+def test_a_file_of_weights_is_whole_or_cut_short(checkpoint, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    write_tensors(path, read_checkpoint(checkpoint(1))["state_dict"])
+    check_checkpoint(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"is damaged: weights\.safetensors is cut short"):
+        check_checkpoint(path)
 
 
 def test_the_newest_whole_one_is_named(checkpoint):

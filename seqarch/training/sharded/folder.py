@@ -105,8 +105,8 @@ class Folder:
 
     def _place(self, named: Any) -> dict[str, list[Rows]]:
         """The rows of all tensors, which the files' headers tell and the index puts in order."""
-        headers = {file: _header(self.path / file) for file in self.files}
-        found = sorted((file, name) for file, header in headers.items() for name in header)
+        headers = {file: header(self.path / file) for file in self.files}
+        found = sorted((file, name) for file, tensors in headers.items() for name in tensors)
         wrong = f"its files hold other tensors than {INDEX} names"
         with refused(wrong, IndexError, *_OF_JSON, raises=Damage):
             if found != sorted((file, name) for name, files in named.items() for file in files):
@@ -198,7 +198,7 @@ def _read_index(path: Path) -> dict[str, Any]:
     return index
 
 
-def _header(file: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def header(file: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of all tensors in a file. The library refuses a header that does not fit the file's size."""
     kinds = SafetensorError, OSError, KeyError  # of a dtype
     with (
