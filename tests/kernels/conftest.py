@@ -49,6 +49,15 @@ def interpreter(monkeypatch):
     library.restore()
 
 
+@pytest.fixture(params=["reference", "triton"])
+def backend(request):
+    """Each backend that a CPU can run."""
+    if request.param == "triton":
+        request.getfixturevalue("interpreter")
+        request.getfixturevalue("poison")
+    return request.param
+
+
 def _remember_shapes(monkeypatch):
     """Cache NumPy's type, shape and dtype: making them for each value takes half of the interpreter's time."""
     from triton.language import core

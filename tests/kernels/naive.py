@@ -18,6 +18,20 @@ def assert_close(actual, expected, ratio=1e-10, name="output"):
     assert error <= bound, f"{name}: error {error:.3e} above {bound:.3e}"
 
 
+def gradients(results, tensors):
+    """Of all `tensors` that are not None, for one random gradient of each result."""
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.device) for t in results]
+    losses = [(t.double() * weight).sum() for t, weight in zip(results, weights, strict=True)]
+    return torch.autograd.grad(losses, [t for t in tensors if t is not None])
+
+
+def assert_same(actual, expected, ratio=1e-10):
+    """Each result by itself."""
+    for index, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        assert_close(a, b, ratio, f"result {index}")
+
+
 def assert_same_gradients(actual, expected, inputs, ratio=1e-10, seed=1):
     """Equal outputs, and equal gradients of all `inputs` for one random gradient of the output."""
     assert_close(actual, expected, ratio)

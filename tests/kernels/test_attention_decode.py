@@ -11,14 +11,6 @@ from seqarch.kernels import attention_decode
 from tests.kernels import naive
 
 
-@pytest.fixture(params=["reference", "triton"])
-def backend(request):
-    if request.param == "triton":
-        request.getfixturevalue("interpreter")
-        request.getfixturevalue("poison")
-    return request.param
-
-
 def draw(lengths, capacity, H=2, HK=None, D=16, *, dtype=torch.float32):
     """Queries and rings of the last keys, and the keys in order `[B, length, HK, D]`. Free places of a ring are NaN."""
     q, k, v = naive.draw(len(lengths), 1, H, D, Tk=max(*lengths, 2), HK=HK)

@@ -12,7 +12,7 @@ from seqarch.errors import UserError
 from seqarch.kernels import delta_rule
 from seqarch.kernels.delta_rule import delta_rule_chunked, delta_rule_recurrent
 from tests.kernels import inputs
-from tests.kernels.naive import assert_close
+from tests.kernels.naive import assert_close, assert_same, gradients
 from tests.kernels.precision import TF32_TOLERANCE
 
 
@@ -30,18 +30,6 @@ def apply(tensors, **options):
     q, k, v, beta, log_decay, state = tensors
     results = delta_rule(q, k, v, beta, log_decay=log_decay, initial_state=state, **options)
     return results + gradients(results, tensors)
-
-
-def gradients(results, tensors):
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.device) for t in results]
-    losses = [(t.double() * weight).sum() for t, weight in zip(results, weights, strict=True)]
-    return torch.autograd.grad(losses, [t for t in tensors if t is not None])
-
-
-def assert_same(actual, expected, ratio=1e-10):
-    for index, (a, b) in enumerate(zip(actual, expected, strict=True)):
-        assert_close(a, b, ratio, f"result {index}")
 
 
 @pytest.mark.parametrize("decay", [None, 0.1, 30.0])

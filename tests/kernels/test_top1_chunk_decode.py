@@ -12,14 +12,6 @@ from seqarch.kernels import top1_chunk_decode
 from tests.kernels import naive
 
 
-@pytest.fixture(params=["reference", "triton"])
-def backend(request):
-    if request.param == "triton":
-        request.getfixturevalue("interpreter")
-        request.getfixturevalue("poison")
-    return request.param
-
-
 def draw(lengths, capacity, H=2, HK=None, D=16, C=16, *, dtype=torch.float32, selection="exact", seed=0):
     """Caches, NaN beyond the lengths, and mean keys, NaN beyond the complete chunks."""
     q, k, v = naive.draw(len(lengths), 1, H, D, Tk=capacity, HK=HK, seed=seed, normalised=True)
