@@ -2,7 +2,6 @@
 
 import itertools
 import warnings
-from argparse import ArgumentError
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from seqarch.data.datamodule import TextDataModule
-from seqarch.errors import SeqarchWarning, UserError, refused, several
+from seqarch.errors import SeqarchWarning, UserError, several
 from seqarch.evaluation import Scorer, Task
 from seqarch.evaluation.registry import as_tasks
 from seqarch.evaluation.results import evaluate_into
+from seqarch.experiment.checker import parse_tree
 from seqarch.experiment.checks import user_errors_of_lightning
 from seqarch.experiment.load import load_content
+from seqarch.experiment.tree import read_plain
 from seqarch.runs.folder import CHECKPOINTS, CONFIG, config_of, named_checkpoint, run_of
 from seqarch.runs.results import Result
 from seqarch.training.checkpoint import read_checkpoint
@@ -132,21 +133,21 @@ def _text(opened: Opened, tasks: Sequence[Task], root: str | None) -> tuple[Text
 def _data(opened: Opened, root: str | None) -> TextDataModule:
     """The data of the run: hold-outs that it was measured on, and its training text."""
     if not (options := opened.config.get("data")):
-        raise UserError(f"no section data in {run_of(opened.path) / CONFIG}: give text to `seqarch import --data`")
+        wrong = f"{opened.path} is in no run folder whose {CONFIG} names data"
+        raise UserError(f"{wrong}: evaluate it in its own, or give text to `seqarch import --data`")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(TextDataModule, "data")
-    with refused(f"the section data of the run's {CONFIG} is not one of seqarch", ArgumentError, TypeError, why=True):
-        data = parser.instantiate(parser.parse_object({"data": options})).data
+    data = parser.instantiate(parse_tree(parser, read_plain({"data": options}, CONFIG, arrays=False))).data
     data.root = root or data.root
     opened.provenance.find(data, opened.path, named=root is not None)
     return data
 
 
-def _bar(scorer: Scorer, n_tasks: int, shown: bool) -> tuple[Progress, Callable[[str], None]]:
+def _bar(scorer: Scorer, tasks: int, shown: bool) -> tuple[Progress, Callable[[str], None]]:
     """A progress bar with the time left for a task's current measurement, and a function to name the next task."""
     columns = ("{task.description}", BarColumn(), "{task.percentage:.0f} %", TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), disable=not shown)
-    line = bar.add_task("", total=1.0)
+    line = bar.add_task("", total=1.0, visible=False)  # a refusal comes without a bar
     scorer.progress = lambda share: bar.update(line, completed=share)
     begun = itertools.count(1)
-    return bar, lambda name: bar.reset(line, description=f"{name} ({next(begun)} of {n_tasks})", total=1.0)
+    return bar, lambda name: bar.reset(line, description=f"{name} ({next(begun)} of {tasks})", total=1.0, visible=True)

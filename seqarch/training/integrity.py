@@ -142,8 +142,7 @@ def check_checkpoint(path: str | Path, *, files: bool = True) -> None:
 
 def damaged(path: Path, wrong: str) -> UserError:
     """The error for a checkpoint with some damage, which names the newest older one that is whole."""
-    older = [each for each in sorted(path.parent.glob("step_*.ckpt")) if each < path]
-    whole = (each for each in reversed(older) if each.is_file() or is_sharded(each))
-    whole = next((each for each in whole if damage(each) is None), None)
+    older = (each for each in sorted(path.parent.glob("step_*.ckpt"), reverse=True) if each < path)
+    whole = next((each for each in older if (each.is_file() or is_sharded(each)) and damage(each) is None), None)
     offer = f"the newest whole one is {whole}: remove the newer ones, and the same command goes on from it"
     return UserError(f"{path} is damaged: {wrong}; {offer if whole else 'restore it, or name another'}")

@@ -1,6 +1,7 @@
 """`seqarch eval`: results of a checkpoint, continuing after an interruption, and refusals."""
 
 import json
+import re
 from importlib.metadata import entry_points
 
 import numpy as np
@@ -18,6 +19,7 @@ from seqarch.evaluation import scorer as scorer_module
 from seqarch.evaluation.cloze import Cloze
 from seqarch.evaluation.long_documents import LongDocuments
 from seqarch.evaluation.partial import Partial
+from seqarch.evaluation.passkey import Passkey
 from seqarch.evaluation.registry import tasks_named, with_rows
 from seqarch.evaluation.results import evaluate_into, values
 from seqarch.experiment.evaluate import _data, evaluate_checkpoint, open_checkpoint
@@ -354,8 +356,23 @@ def test_weights_are_cast_where_the_precision_asks_for_it(trained):
         assert scorer.losses(torch.arange(20)[None]).isfinite().all()
 
 
-@pytest.mark.parametrize("options", [{"train": []}, [1], {"root": []}, {"root": "embedded", "rot": 1}], ids=str)
-def test_a_configuration_whose_data_cannot_be_read(trained, options):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"train": []}, "data.train is []: expected a mapping"),
+        (3, "data is 3: expected a mapping of its options"),
+        ({"root": []}, "data.root is empty"),
+        ({"root": "embedded", "rot": 1}, "data has no option 'rot': did you mean root?"),
+        ({}, "is in no run folder whose config.yaml names data"),
+    ],
+)
+def test_a_configuration_whose_data_cannot_be_read(trained, options, said):
     opened = open_checkpoint(trained)._replace(config={"data": options})
-    with pytest.raises(UserError, match=r"the section data of the run's config\.yaml is not one of seqarch"):
+    with pytest.raises(UserError, match=re.escape(said)):
         _data(opened, None)
+
+
+def test_a_refusal_comes_without_a_bar(trained, capsys):
+    with pytest.raises(UserError, match="passkey_9 is too short"):
+        evaluate_checkpoint(trained, Passkey(9), verbose=True)
+    assert capsys.readouterr().err.strip() == ""
