@@ -133,8 +133,7 @@ def _text(opened: Opened, tasks: Sequence[Task], root: str | None) -> tuple[Text
 def _data(opened: Opened, root: str | None) -> TextDataModule:
     """The data of the run: hold-outs that it was measured on, and its training text."""
     if not (options := opened.config.get("data")):
-        wrong = f"{opened.path} is in no run folder whose {CONFIG} names data"
-        raise UserError(f"{wrong}: evaluate it in its own, or give text to `seqarch import --data`")
+        raise UserError(f"{opened.path} is in no run with data: put it there, or give text to `seqarch import --data`")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(TextDataModule, "data")
     data = parser.instantiate(parse_tree(parser, read_plain({"data": options}, CONFIG, arrays=False))).data

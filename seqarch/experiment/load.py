@@ -52,7 +52,7 @@ def load_content(
         module = module_of(content, allow_code)
         module.load_state_dict(content["state_dict"])
         lm = module.built()
-        lm.document_mask = bool(content.get("TextDataModule", {}).get("document_mask"))
+        lm.document_mask = bool((content.get("TextDataModule") or {}).get("document_mask"))
         tokenizer = tokenizer_of(content)
         check_model(lm, tokenizer)
     config, complete = config_of(checkpoint), lambda old: {"model": complete_model(old["model"], allow_code)}

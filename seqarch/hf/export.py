@@ -111,7 +111,7 @@ def card(run: Path, facts: Mapping[str, Any], n_parameters: int) -> str:
     """The model card: what was trained, on what, its losses by domain, its recipe, and how to load it."""
     read = load_run(run) if all((run / name).is_file() for name in FILES) else None
     record = read.facts if read else {}
-    domains = (f"{domain} {share:g}" for domain, share in record.get("train", {}).items())
+    domains = (f"{domain} {share:g}" for domain, share in (record.get("train") or {}).items())
     about = {
         "parameters": f"{n_parameters:,}",
         "steps": f"{facts['global_step']:,}",
@@ -119,7 +119,7 @@ def card(run: Path, facts: Mapping[str, Any], n_parameters: int) -> str:
         "sequence length": f"{facts['TextDataModule']['sequence_length'] or ''}",
         "tokenizer": facts["seqarch"]["tokenizer"],
         "training domains": ", ".join(domains),
-        "training files": ", ".join(facts["seqarch"].get("sources", {}).values()),
+        "training files": ", ".join(map(str, facts["seqarch"].get("sources", {}).values())),
         "seqarch": f"{facts['seqarch'].get('version', '')}, commit {record.get('commit') or 'unknown'}",
     }
     losses = _losses(read, facts["global_step"]) if read else []

@@ -44,7 +44,7 @@ def fitting() -> Iterator[None]:
 
 def facts_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a checkpoint that describe its model, as plain values without the weights."""
-    data = content.get("TextDataModule", {})
+    data = content.get("TextDataModule") or {}
     return {
         "seqarch": {name: content["seqarch"][name] for name in PUBLIC if name in content["seqarch"]},
         "hyper_parameters": dict(content["hyper_parameters"]),

@@ -363,7 +363,7 @@ def test_weights_are_cast_where_the_precision_asks_for_it(trained):
         (3, "data is 3: expected a mapping of its options"),
         ({"root": []}, "data.root is empty"),
         ({"root": "embedded", "rot": 1}, "data has no option 'rot': did you mean root?"),
-        ({}, "is in no run folder whose config.yaml names data"),
+        ({}, "is in no run with data"),
     ],
 )
 def test_a_configuration_whose_data_cannot_be_read(trained, options, said):

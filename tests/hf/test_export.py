@@ -4,6 +4,7 @@ import functools
 import json
 import random
 import re
+import shutil
 from typing import Any
 from unittest import mock
 
@@ -17,6 +18,7 @@ from seqarch.data.codecs import TIKTOKEN
 from seqarch.data.tokenizer_files import find_tokenizer
 from seqarch.data.tokenizers import begin_document, load_tokenizer
 from seqarch.errors import UserError
+from seqarch.runs.folder import named_checkpoint, read_record, write_record
 from seqarch.training.checkpoint import read_checkpoint
 from seqarch.training.weights import write_content
 from tests.data.test_tokenizer_files import (
@@ -162,6 +164,18 @@ def test_the_command_writes_a_run_as_a_folder_with_a_card(run_dir, tmp_path, cap
     assert "class_path: seqarch.mixers.attention.Attention" in card
     exported = "".join((out / name).read_text() for name in FILES if not name.endswith("safetensors"))
     assert str(run_dir.parent) not in exported, "a folder of this machine is not for the public"
+
+
+def test_a_run_is_exported_without_what_it_does_not_say(run_dir, tmp_path):
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    write_record(run, {**read_record(run), "train": None})
+    path = named_checkpoint(run)
+    content = read_checkpoint(path)
+    content["seqarch"]["sources"] = {"0": 1}
+    torch.save({**content, "TextDataModule": None}, path.with_name("step_00000009.ckpt"))
+    card = (export(run, tmp_path / "out") / "README.md").read_text()
+    assert "| training files | 1 |" in card
+    assert "training domains" not in card
 
 
 def test_weights_alone_load_and_evaluate_as_the_checkpoint(run_dir, tmp_path):

@@ -234,7 +234,7 @@ def test_an_exported_folder_comes_back_bit_for_bit(name, exported, tmp_path):
     tokens = torch.randint(0, 257, (2, 20))
     assert torch.equal(again.cpu()(tokens), lm(tokens))
     assert tokenizer.name == "byte"
-    with pytest.raises(UserError, match=r"Copying reads .*/run/.*ckpt is in no run folder whose config"):
+    with pytest.raises(UserError, match=r"Copying reads .*/run/.*ckpt is in no run with data"):
         evaluate_checkpoint(tmp_path / "run", "Copying")
 
 
