@@ -110,7 +110,7 @@ class Change(Estimate):
     @property
     def pairs_needed(self) -> int | None:
         """The pairs with which this change would be shown to be small; `None` if not known or over `MOST_PAIRS`."""
-        for pairs in range(max(2, self.pairs + 1), MOST_PAIRS + 1):
+        for pairs in range(self.pairs + 1, MOST_PAIRS + 1):
             seeds = half_width(self.variance, self.prior + pairs - 1, pairs)
             if abs(self.value) + np.hypot(seeds, self.documents) <= TOLERANCE:
                 return pairs

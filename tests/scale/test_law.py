@@ -10,7 +10,7 @@ from scipy import stats
 from seqarch.errors import UserError
 from seqarch.scale.law import Laws, Saving
 from seqarch.scale.losses import Point
-from seqarch.scale.summary import _interval
+from seqarch.scale.summary import Summary, _interval
 
 SIZES, SHARES, FLOOR = (10e6, 20e6, 42e6, 110e6), (0.25, 0.5, 1.0), 1.7
 TRUE = {"reference": (400.0, 0.34, 1200.0, 0.37), "mixer": (380.0, 0.335, 1000.0, 0.372)}
@@ -47,6 +47,18 @@ def saved(points, draws):
 def test_exact_losses_give_the_true_saving():
     found = saved(simulated(np.random.default_rng(0)), 10)
     assert found.ratio == pytest.approx(true_ratio(), rel=0.01)
+
+
+def test_a_mixer_at_a_quarter_of_the_speed_takes_four_times_the_time_for_a_token():
+    speeds = {"reference": 400.0, "mixer": 100.0}
+    points = [replace(each, tokens_per_second=speeds[each.model]) for each in simulated(np.random.default_rng(0))]
+    summary = Summary(points, "loss", "reference")
+    summary.laws = Laws(points, draws=10)
+    ((model, tokens, time),) = summary.savings
+    assert model == "mixer"
+    assert tokens.ratio == pytest.approx(true_ratio(), rel=0.01)
+    for end in ("ratio", "low", "high"):
+        assert getattr(time, end) == pytest.approx(4 * getattr(tokens, end))
 
 
 @pytest.mark.parametrize("unit", [1000.0, 1e-4])
