@@ -174,7 +174,7 @@ def test_a_run_is_exported_without_what_it_does_not_say(run_dir, tmp_path):
     content["seqarch"]["sources"] = {"0": 1}
     torch.save({**content, "TextDataModule": None}, path.with_name("step_00000009.ckpt"))
     card = (export(run, tmp_path / "out") / "README.md").read_text()
-    assert "| training files | 1 |" in card
+    assert re.search(r"training files +\| 1 ", card)
     assert "training domains" not in card
 
 
