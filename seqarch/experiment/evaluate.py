@@ -97,11 +97,9 @@ def open_checkpoint(
     precision = precision or content["seqarch"].get("precision") or config.get("trainer", {}).get("precision")
     if precision is None:
         raise UserError(f"{path} does not say in which precision it was trained: set --precision, such as bf16-mixed")
-    match content:
-        case {"TextDataModule": {"sequence_length": int(length)}} if length > 0:
-            pass
-        case _:
-            raise UserError(f"{path} does not say how long its training sequences were, to which prompts are cut")
+    length = (content.get("TextDataModule") or {}).get("sequence_length")
+    if not isinstance(length, int) or length < 1:
+        raise UserError(f"{path} does not say how long its training sequences were, to which prompts are cut")
     lm, tokenizer = load_content(content, path, several(allow_code))
     device = next(lm.parameters()).device
     with user_errors_of_lightning(of_trainer_options=True):
