@@ -49,8 +49,11 @@ def test_the_order_never_changes() -> None:
     """The same seed must mean the same samples on every machine and in every later version."""
     order = mixture(("web", "code"), (1000, 300), (0.7, 0.3), seed=1)
     assert located(order, [0, 1, 2, 3, 4095, 4096, 123_456_789]) == GOLDEN
+    sevenths = mixture(("web", "code"), (1000, 300), (5.0, 2.0), seed=1)  # a round has no whole sevenths
+    assert located(sevenths, [4095, 4096, 5001, 123_456_789]) == GOLDEN_SEVENTHS
 
 
+GOLDEN_SEVENTHS = [(0, 332), (0, 417), (0, 424), (1, 234)]
 GOLDEN = [(0, 305), (1, 228), (0, 333), (0, 497), (0, 203), (0, 252), (0, 408)]
 
 
@@ -128,10 +131,15 @@ def test_a_pass_goes_through_the_domain_window_by_window(window: int) -> None:
             assert len(members) < 9 or members != sorted(members)
 
 
-def test_the_order_within_windows_never_changes() -> None:
-    order = DomainOrder("web", SHARDS, 1, 2)
+@pytest.mark.parametrize(
+    ("window", "samples"),
+    [(2, [17, 20, 19, 42, 45, 47, 12]), (4, [19, 36, 17, 2, 9, 47, 25])],
+    ids=["four groups", "two groups"],
+)
+def test_the_order_within_windows_never_changes(window: int, samples: list[int]) -> None:
+    order = DomainOrder("web", SHARDS, 1, window)
     turns = [0, 1, 2, 49, 50, 51, 10**9]
-    assert order.locate(np.array(turns)).tolist() == [17, 20, 19, 42, 45, 47, 12]
+    assert order.locate(np.array(turns)).tolist() == samples
 
 
 def test_windows_of_another_pass_and_seed_hold_other_shards() -> None:
