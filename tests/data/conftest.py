@@ -30,14 +30,18 @@ def jsonl(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture(scope="session")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three small domains of bytes: web, code, far."""
-    folder = tmp_path_factory.mktemp("shards")
+def make_domains(folder: Path) -> Path:
+    """Prepare three small domains of bytes: web, code, far."""
     for seed, (domain, n) in enumerate({"web": 90, "code": 60, "far": 40}.items()):
         file = write_jsonl(folder / f"{domain}.jsonl", make_texts(n, seed))
         prepare([file], folder / "root", domain, "byte", holdout=0.2, workers=1)
     return folder / "root"
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three small domains of bytes, each in one file of tokens."""
+    return make_domains(tmp_path_factory.mktemp("shards"))
 
 
 @pytest.fixture

@@ -16,10 +16,21 @@ from seqarch.data.datamodule import TextDataModule
 from seqarch.data.packing import DocumentSequences, WholeDocuments, as_documents, best_fit, usual_lengths
 from seqarch.data.shards import open_domain
 from seqarch.errors import UserError
+from tests.data.conftest import make_domains
 from tests.data.test_resume import ONE, TWO, SaveAt, fit, make_data
 
 T = 32
+FILE = 4000
+"""Tokens in a file."""
 KINDS = {"cut": DocumentSequences, "whole": WholeDocuments}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Domains of several files of tokens, which cut documents."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqarch.data.assemble.CHUNK_TOKENS", FILE)
+        return make_domains(tmp_path_factory.mktemp("shards"))
 
 
 @pytest.fixture(params=KINDS)
@@ -29,6 +40,8 @@ def sequences(request: pytest.FixtureRequest, shards: Path) -> DocumentSequences
 
 def test_segments_follow_the_documents(sequences: DocumentSequences) -> None:
     every = np.arange(len(sequences))
+    split = [int(token) for token in sequences.domain.sequences("train", 1)]
+    predicted = 0
     for index in every.tolist():
         row, inside = sequences[index].tolist(), sequences.segments(index).tolist()
         for number, group in itertools.groupby(zip(inside, row, strict=True), key=lambda pair: pair[0]):
@@ -44,15 +57,21 @@ def test_segments_follow_the_documents(sequences: DocumentSequences) -> None:
         assert targets[0].tolist() == [token if keep else -100 for token, keep in zip(row[1:], kept, strict=True)]
         assert sequences.targets(np.array([index])).tolist() == [sum(kept)]
         assert sequences.pieces(np.array([index])).tolist() == [len(changes)]
+        pieces = [token for start, stop in sequences.ranges(index) for token in split[start:stop]]
+        assert row == pieces + [256] * (T + 1 - len(pieces))
+        predicted += sum(kept)
+    assert sequences.shares()["targets"] == pytest.approx(predicted / len(every) / T)
 
 
-def test_cut_sequences_are_those_without_a_mask(shards: Path) -> None:
+@pytest.mark.parametrize("length", [T + 1, 500, 900])
+def test_cut_sequences_are_those_without_a_mask(shards: Path, length: int) -> None:
     domain = open_domain(shards, "web")
-    plain, cut = domain.sequences("train", T + 1), DocumentSequences(domain, "train", T + 1)
+    plain, cut = domain.sequences("train", length), DocumentSequences(domain, "train", length)
     assert [each.tolist() for each in cut] == [each.tolist() for each in plain]
     starts = domain.starts("train").tolist()
     ends = [*starts[1:], domain.manifest.splits["train"].tokens]
-    whole = [a // (T + 1) == (b - 1) // (T + 1) < len(cut) for a, b in zip(starts, ends, strict=True)]
+    ranges = [plain.token_range(index) for index in range(len(plain))]
+    whole = [any(a <= start and end <= b for a, b in ranges) for start, end in zip(starts, ends, strict=True)]
     assert cut.shares()["cut"] == pytest.approx(1 - sum(whole) / len(whole))
     assert cut.shares()["padded"] == 0
 
@@ -65,14 +84,16 @@ def test_whole_documents_are_whole_and_all_there(shards: Path, length: int) -> N
     ends = [*starts[1:], domain.manifest.splits["train"].tokens]
     pieces = {start: stop for index in range(len(sequences)) for start, stop in sequences.ranges(index)}
     for start, end in zip(starts, ends, strict=True):
-        cuts = [(at, min(at + length, end)) for at in range(start, end, length)]
+        borders = [start, *range(start // FILE * FILE + FILE, end, FILE), end]
+        parts = itertools.pairwise(borders)  # of the document in each file
+        cuts = [(at, min(at + length, b)) for a, b in parts for at in range(a, b, length)]
         assert [(a, pieces.pop(a)) for a, b in cuts if b - a > 1] == [(a, b) for a, b in cuts if b - a > 1]
     assert not pieces
     shares = sequences.shares()
     filled = sum(b - a for index in range(len(sequences)) for a, b in sequences.ranges(index))
     assert shares["padded"] == pytest.approx(1 - filled / len(sequences) / length)
-    assert shares["padded"] < 0.1
-    cut = [end - start > length for start, end in zip(starts, ends, strict=True)]
+    assert len(sequences) < 1.1 * filled / length + len(sequences.counts)  # one of each file holds the rest
+    cut = [b - a > length or a // FILE < (b - 1) // FILE for a, b in zip(starts, ends, strict=True)]
     assert shares["cut"] == pytest.approx(sum(cut) / len(cut))
 
 
