@@ -319,8 +319,9 @@ def now() -> str:
 
 
 def unfinished_branches(run: str | Path) -> list[Path]:
-    """The branches of a run that were begun and are not finished, shortest first."""
-    return [branch for branch in folder.branches(run) if not folder.is_finished(branch)]
+    """The branches of a run that have a checkpoint and are not finished, shortest first; it makes others anew."""
+    begun = (branch for branch in folder.branches(run) if folder.newest_checkpoint(branch))
+    return [branch for branch in begun if not folder.is_finished(branch)]
 
 
 def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> dict[int, int]:

@@ -130,21 +130,41 @@ def test_two_processes_finish_trunk_and_branch_together(shards, tmp_path, branch
         assert curves(tmp_path / "run" / run, ["step"]) == curves(branched / run, ["step"])
 
 
-def test_a_trunk_from_a_given_checkpoint_goes_on_after_its_branch(fit, branched, monkeypatch):
-    """Not from the given checkpoint once more, whose steps after it would be trained again."""
-    begun, started = fit("begun", **{**BRANCHED, "branches.at": "null", "checkpoint.keep": 9}), []
-    patched = RunFolder.on_load_checkpoint
+@pytest.fixture
+def started(monkeypatch):
+    """The runs that begin at a checkpoint, each with its step, in the order in which they do."""
+    starts, patched = [], RunFolder.on_load_checkpoint
     monkeypatch.setattr(
         RunFolder,
         "on_load_checkpoint",
         lambda folder, trainer, module, content: (
-            started.append((folder.path.name, content["global_step"])),
+            starts.append((folder.path.name, content["global_step"])),
             patched(folder, trainer, module, content),
         ),
     )
+    return starts
+
+
+def test_a_trunk_from_a_given_checkpoint_goes_on_after_its_branch(fit, branched, started):
+    """Not from the given checkpoint once more, whose steps after it would be trained again."""
+    begun = fit("begun", **{**BRANCHED, "branches.at": "null", "checkpoint.keep": 9})
     run = fit(**{**BRANCHED, "branches.at": "[0.75]"}, ckpt_path=begun / "checkpoints/step_00000004.ckpt")
     assert started == [("run", 4), ("step_00000009", 5), ("run", 5)]
     assert equal(weights(run), weights(branched))
+
+
+@pytest.mark.parametrize("killed_in", ["callbacks.branches.save_sealed", "run_folder.branch_config"])
+def test_killed_before_a_branch_has_its_checkpoint(fit, branched, started, monkeypatch, killed_in):
+    """The trunk makes the branch anew. By itself the branch would begin from random weights."""
+    begun = fit("begun", **{**BRANCHED, "branches.at": "null", "checkpoint.keep": 9})
+    options = {**BRANCHED, "branches.at": "[0.75]", "ckpt_path": begun / "checkpoints/step_00000004.ckpt"}
+    with monkeypatch.context() as patch:
+        patch.setattr(f"seqarch.training.{killed_in}", None)
+        with pytest.raises(TypeError, match="not callable"):
+            fit(**options)
+    run = fit(**options)
+    assert started == [("run", 4), ("run", 4), ("step_00000009", 5), ("run", 5)]
+    assert all(equal(weights(run / each), weights(branched / each)) for each in (".", "branches/step_00000009"))
 
 
 @pytest.mark.parametrize(("at", "length", "leaves", "step"), [(0.75, 9, 5, 8), (2 / 3, 8, 4, 4)])
