@@ -210,10 +210,11 @@ def trust(allow: Collection[str] = ()) -> None:
         if not all(part.isidentifier() for part in package.split(".")) or package.startswith("jsonargparse"):
             raise UserError(f"{FLAG} {package}: name a package that Python can import")
     allowed = {*packages(), *allow}
-    inside = tuple(f"{package}." for package in allowed)  # the longest name decides
+    inside = tuple(f"{package}." for package in allowed)
+    still = {each for each in _allowed_before if f"{each}.".startswith(inside)}  # the longest name decides
     set_parsing_settings(
-        import_path_denylist=["*", *sorted(each for each in _allowed_before if not f"{each}.".startswith(inside))],
-        import_path_allowlist=sorted(allowed),
+        import_path_denylist=["*", *sorted(_allowed_before - still)],
+        import_path_allowlist=sorted(allowed | still),
         instantiate_subclass_spec_in_any=False,
     )
     _allowed_before.update(allowed)

@@ -109,6 +109,6 @@ def test_wrong_names_are_refused(name, message, tmp_path):
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path):
     (tmp_path / "kept").write_text("mine")
-    with pytest.raises(UserError, match="not empty"):
+    with pytest.raises(UserError, match="exists: name a new folder"):
         new_mixer("GatedMean", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
