@@ -98,7 +98,7 @@ class DeltaNet(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """All matrices and convolutions normal with standard deviation 0.02; decays as in Mamba-2."""
+        """Matrices and convolutions normal with standard deviation 0.02; decay rates uniform in `rates`."""
         for layer in self.children():
             if isinstance(layer, nn.Linear):
                 init_linear(layer)

@@ -37,6 +37,12 @@ class GatedDeltaNet2(DeltaNet):
     def __init__(self, *place: int, **options: Any) -> None:
         super().__init__(*place, norm_eps=1e-5, **options)
 
+    def reset_parameters(self) -> None:
+        """As `DeltaNet`, with PyTorch's convolution: after a smaller one `norm_eps` would shrink the first outputs."""
+        super().reset_parameters()
+        if self.convolution is not None:
+            self.convolution.reset_parameters()
+
     def add_gates(self, keys: int, values: int, gate: bool) -> None:
         width, rank = self.d_model, self.value_dim  # of both low-rank projections
         self.erase, self.write = nn.Linear(width, keys, bias=False), nn.Linear(width, values, bias=False)

@@ -52,6 +52,15 @@ def test_the_op_is_the_published_recurrence(length: int) -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_the_first_outputs_are_larger_than_the_epsilon_of_their_norm() -> None:
+    """Convolutions start as in the published layer: with 0.02 the norm's outputs would have a tenth of the length."""
+    torch.manual_seed(0)
+    mixer, gated = GatedDeltaNet2(768, 0, 1, n_heads=6), []
+    mixer.out.register_forward_pre_hook(lambda module, inputs: gated.append(inputs[0]))
+    mixer(torch.randn(1, 128, 768))
+    assert gated[0].square().mean().sqrt() > 0.25  # the gate starts at a half
+
+
 def published(**options: Any) -> Any:
     """fla's layer with 2 heads of 16 channels."""
     layers = pytest.importorskip("fla.layers")
