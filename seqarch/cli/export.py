@@ -8,7 +8,7 @@ from seqarch.plugins import ALLOW_CODE, FLAG
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="a checkpoint, or a run folder: its newest")
-    parser.add_argument("--out", required=True, help="folder to write; with --weights a file NAME.safetensors")
+    parser.add_argument("--out", required=True, help="the folder, new; with --weights a new file NAME.safetensors")
     parser.add_argument("--weights", action="store_true", help="write only the weights, for seqarch.load")
     folder = parser.add_argument_group("without --weights")
     folder.add_argument("--as", type=str | None, help="a published family, in whose own names the folder is written")

@@ -1,4 +1,4 @@
-"""Mamba-1 (arXiv 2312.00752), with the ablations of arXiv 2505.18522, section 3.2.1, as options.
+"""Mamba-1 (arXiv 2312.00752), with the ablations of arXiv 2505.18522, section 3.1.1, as options.
 
 Formulas and initial values follow the authors' code, github.com/state-spaces/mamba, mamba_ssm/modules/mamba_simple.py
 and mamba_ssm/models/mixer_seq_simple.py.

@@ -46,7 +46,8 @@ class RecurrentState(MixerState):
 class Projected(NamedTuple):
     """The result of `project`: the values of the recurrence, its other inputs, and tensors that only `finish` needs.
 
-    The values are `[B, T, H, V]`: a head shares its decays over V. If each channel decays by itself, V is 1.
+    The values are `[B, T, H, V]`: a head shares its decays over V. Mamba-1, whose channels
+    decay by themselves, has `[B, T, D]`.
     """
 
     values: Tensor

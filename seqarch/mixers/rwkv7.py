@@ -2,7 +2,7 @@
 
 Formulas and initial values follow the authors' code, github.com/BlinkDL/RWKV-LM, RWKV-v7/train_temp/src/model.py: the
 class RWKV_Tmix_x070, and RWKV.generate_init_weight, which draws projections and group norm again before training.
-Ranks of the low-rank parts are those of the paper's time; later versions suggest larger ones at widths other than 768.
+Ranks of the low-rank parts are those of the paper's time; later versions suggest others at widths other than 768.
 """
 
 import functools

@@ -311,7 +311,7 @@ class SequenceLM(Limited, nn.Module):
 def embedding_std(vocab_size: int, d_model: int, *, normalised: bool, tied: bool) -> float:
     """Standard deviation of the initial embedding: GPT-2's 0.02, less if a norm makes its vectors long again.
 
-    An untied head uses RWKV's initialisation, uniform in +-1e-4. The norm's epsilon keeps these vectors short, so the
+    With an untied head it is RWKV's, uniform in +-1e-4. The norm's epsilon keeps these vectors short, so the
     blocks soon dominate. A tied head gives a token a logit of `std * d_model` for itself if its normalised vector
     passes blocks that start as zero, as in RWKV. Half of `ln(vocab_size)` keeps the first loss at that of equal
     guesses.

@@ -231,7 +231,7 @@ def frame(axes: Axes, x: np.ndarray, y: np.ndarray, *, spare: float) -> None:
     axes.set_ylim(bottom, top)
     note = "dashed: identity"
     if left < bottom or right > top:
-        note = f"identity line {abs(y - x).min():.2g} nats {'below' if left < bottom else 'above'}"
+        note = f"identity line {abs(y - x).min():.2f} nats {'below' if left < bottom else 'above'}"
     on_right = (left + right) / 2 < bottom + strip / 2 < left
     look: dict[str, Any] = {"color": "#666666", "fontsize": 8, "bbox": BLANK, "transform": axes.transAxes}
     axes.text(0.98 if on_right else 0.02, 0.03, note, ha="right" if on_right else "left", va="bottom", **look)

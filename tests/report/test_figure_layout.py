@@ -147,7 +147,7 @@ def test_the_note_stands_at_the_end_that_the_identity_line_leaves_free(height, s
     frame(axes, x, np.linspace(height, height + 1, 9), spare=0.6)
     (note,) = axes.texts
     assert note.get_horizontalalignment() == side
-    assert note.get_text() == ("identity line 2.9 nats below" if height == 3.9 else "dashed: identity")
+    assert note.get_text() == ("identity line 2.90 nats below" if height == 3.9 else "dashed: identity")
     assert axes.get_ylim()[0] < height
 
 
