@@ -9,7 +9,7 @@ OUT/scale.png, .svg    the losses over the tokens, with the fitted laws
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, fields
 from functools import cached_property
 from pathlib import Path
@@ -124,8 +124,8 @@ class Summary:
         parts = [self._losses(), self._laws(), self._decisions(), self._predictions()]
         return "\n\n".join(part for part in parts if part)
 
-    def write(self, out: Path) -> list[Path]:
-        """Write the summary into a folder and return its files; predictions are added to those that are there."""
+    def write(self, out: Path, known: Collection[str] = ()) -> list[Path]:
+        """Write the summary into a folder and return its files; predictions, as `register` has them, are added."""
         from seqarch.report.panels import save
         from seqarch.scale.figure import scale_figure
 
@@ -137,7 +137,7 @@ class Summary:
             names = [each.name for each in fields(Accuracy)]
             write_csv(new / "decisions.csv", names, [astuple(each) for each in self.accuracies])
             save({"scale": scale_figure(self)}, new)
-        register(out / PREDICTIONS, self.loss, self.rungs)
+        register(out / PREDICTIONS, self.loss, self.rungs, known)
         return [
             out / name for name in ("scale.md", "losses.csv", "savings.csv", "decisions.csv", PREDICTIONS, "scale.png")
         ]
@@ -252,19 +252,20 @@ def train(request: Request, loss: str | None) -> None:
     folders: list[Path] = []
     wrong: dict[str, str] = {}
     points: list[Point] = []
-    reference = ""
+    reference, known = "", set[str]()
     for exam, failed, following in train_rungs(request, out):
         wrong |= failed
         reference = exam.reference.name
         folders += [run for entrant in exam.entrants for run in exam.finished(entrant)]
         if reference in {run.parent.name for run in folders}:
             points = read_runs(folders, loss, reference)
+        later = following or exam  # the last rung predicts nothing: a larger one of another command may be finished
+        known = {each.name for each in later.entrants if later.finished(each)}
         if points:
-            known = {each.name for each in following.entrants if following.finished(each)} if following else ()
             register(out / PREDICTIONS, loss, ends_of(points), known)
     if len({point.model for point in points}) < 2:  # nothing to summarise
         check_all_finished(wrong)
-    say("\n" + _write(Summary(points, loss, reference, out / PREDICTIONS, NATS), out))
+    say("\n" + _write(Summary(points, loss, reference, out / PREDICTIONS, NATS), out, known))
     check_all_finished(wrong)
 
 
@@ -282,6 +283,6 @@ def summarize(
     return _write(summary, out) if out else summary.text
 
 
-def _write(summary: Summary, out: Path) -> str:
+def _write(summary: Summary, out: Path, known: Collection[str] = ()) -> str:
     text = summary.text  # scores the predictions before new ones are written
-    return "\n".join([text, "", *(f"wrote {path}" for path in summary.write(out))])
+    return "\n".join([text, "", *(f"wrote {path}" for path in summary.write(out, known))])

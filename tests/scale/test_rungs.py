@@ -113,17 +113,48 @@ def test_a_scale_trains_registers_and_is_read_again(scale, capsys):
     sizes = ("--sizes", "0.05M", "0.1M", "--tokens_per_parameter", "0.05", "--ladder", "false")
     out = scale("--mixer", "Top1Chunk", *sizes)
     said = capsys.readouterr().out
-    small, large = sorted({row["rung"] for row in read_csv(out / "losses.csv")}, key=lambda rung: float(rung[:-1]))
-    assert [row["rung"] for row in read_csv(out / "predictions.csv")] == [small, large]
+    small = min({row["rung"] for row in read_csv(out / "losses.csv")}, key=lambda rung: float(rung[:-1]))
+    assert [row["rung"] for row in read_csv(out / "predictions.csv")] == [small]
     assert re.search("[01] of 1 hold", said)
     cli.run(["scale", "--losses", str(out / "losses.csv")])
     assert f"| model          | {small} " in (read := capsys.readouterr().out)
     cli.run(["scale", *map(str, sorted(out.glob("*/*/seed_0"), reverse=True)), "--reference", "transformer_pp"])
     assert set(read.splitlines()[2:6]) <= set(capsys.readouterr().out.splitlines())
     scale("--mixer", "Top1Chunk", *sizes, "--loss", "ood")
-    assert [row["rung"] for row in read_csv(out / "predictions.csv") if row["loss"] == "ood"] == [large], (
-        "the runs of the large rung were there before"
-    )
+    assert [row["loss"] for row in read_csv(out / "predictions.csv")] == ["in_domain"], "all runs were there before"
+
+
+def finish(plan, name, parameters):
+    """Write a finished run of a plan."""
+    run = write_run(plan.folder / f"{name}/seed_0", name, facts={"parameters": parameters})
+    width = f"d_model: {int(parameters**0.5)}\n  learning_rate: 0.001"
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("d_model: 128", width))
+
+
+def test_only_runs_that_are_not_finished_are_predicted(shards, tmp_path, monkeypatch):
+    sizes = {"1M": 1_000_000, "4M": 4_000_000, "16M": 16_000_000, "64M": 64_000_000}
+    models = Entrant("transformer_pp", {}, 1, ""), [Entrant("Top1Chunk", {}, 1, "")]
+    plans = {size: Exam(tmp_path / "out" / size, size, *models, 1, {}) for size in sizes}
+
+    def predicted(*names):
+        """The rungs that have predictions after these were trained."""
+
+        def rungs(*_):
+            for name, following in zip(names, [*(plans[name] for name in names[1:]), None], strict=True):
+                for entrant in plans[name].entrants:
+                    if not plans[name].finished(entrant):
+                        finish(plans[name], entrant.name, sizes[name])
+                yield plans[name], {}, following
+
+        monkeypatch.setattr("seqarch.scale.rungs.train_rungs", rungs)
+        train(asked_of(shards, out=str(tmp_path / "out")), None)
+        return [row["rung"] for row in read_csv(tmp_path / "out/predictions.csv")]
+
+    monkeypatch.setattr("seqarch.report.panels.save", lambda figures, out: {})
+    assert predicted("1M", "16M") == ["1M"]
+    assert predicted("1M", "4M") == ["1M"]
+    assert predicted("1M", "4M", "16M") == ["1M"]
+    assert predicted("4M", "16M", "64M") == ["1M", "16M"]
 
 
 @pytest.mark.parametrize("finished", [(), ("transformer_pp",), ("Top1Chunk",)])
@@ -133,9 +164,7 @@ def test_what_went_wrong_is_said_if_nothing_can_be_compared(finished, loss, shar
         tmp_path / "out/1M", "1M", Entrant("transformer_pp", {}, 1, ""), [Entrant("Top1Chunk", {}, 1, "")], 1, {}
     )
     for name in finished:
-        run = write_run(tmp_path / f"out/1M/{name}/seed_0", name, facts={"parameters": 1_000_000})
-        config = (run / "config.yaml").read_text().replace("d_model: 128", "d_model: 128\n  learning_rate: 0.001")
-        (run / "config.yaml").write_text(config)
+        finish(plan, name, 1_000_000)
     monkeypatch.setattr("seqarch.scale.rungs.train_rungs", lambda *_: [(plan, {"a/seed_0": "no memory"}, None)])
     with pytest.raises(UserError, match=r"a/seed_0 not finished \(no memory\)"):
         train(asked_of(shards, match="tokens", out=str(tmp_path / "out")), loss)
