@@ -99,7 +99,7 @@ class Summary:
 
     @cached_property
     def savings(self) -> list[tuple[str, Saving, Saving | None]]:
-        """For each model what it needs for the reference's loss at the largest rung: tokens, and time if known."""
+        """For each model what it needs for the reference's loss at its largest rung: tokens, and time if known."""
         if isinstance(self.laws, str):
             return []
         ends = {point.model: point for point in sorted(self.points, key=lambda each: (each.parameters, each.tokens))}
@@ -189,7 +189,7 @@ class Summary:
         return f"{_section('Registered predictions', rows)}\n\n{held}"
 
     def _saving_rows(self) -> list[list[object]]:
-        *_, last = self.rungs
+        *_, last = max((at.parameters, at.tokens, at.rung) for at in self.points if at.model == self.reference)
         empty = ("", "", "")
         return [
             [model, last, self.reference, *astuple(tokens), *(astuple(time) if time else empty)]

@@ -11,6 +11,7 @@ from seqarch.errors import UserError
 from seqarch.scale.law import Laws, Saving
 from seqarch.scale.losses import Point
 from seqarch.scale.summary import Summary, _interval
+from seqarch.tables import read_csv
 
 SIZES, SHARES, FLOOR = (10e6, 20e6, 42e6, 110e6), (0.25, 0.5, 1.0), 1.7
 TRUE = {"reference": (400.0, 0.34, 1200.0, 0.37), "mixer": (380.0, 0.335, 1000.0, 0.372)}
@@ -59,6 +60,15 @@ def test_a_mixer_at_a_quarter_of_the_speed_takes_four_times_the_time_for_a_token
     assert tokens.ratio == pytest.approx(true_ratio(), rel=0.01)
     for end in ("ratio", "low", "high"):
         assert getattr(time, end) == pytest.approx(4 * getattr(tokens, end))
+
+
+def test_a_saving_is_written_with_the_rung_of_the_reference_that_it_is_for(tmp_path, monkeypatch):
+    points = [each for each in simulated(np.random.default_rng(0)) if each.parameters < SIZES[-1]]
+    points += [replace(each, model="larger") for each in simulated(np.random.default_rng(0))]
+    monkeypatch.setattr(Laws.__init__, "__defaults__", (2,))  # draws
+    monkeypatch.setattr("seqarch.report.panels.save", lambda figures, out: {})
+    Summary(points, "loss", "reference").write(tmp_path)
+    assert [(row["model"], row["rung"]) for row in read_csv(tmp_path / "savings.csv")] == [("mixer", f"{SIZES[-2]:g}")]
 
 
 @pytest.mark.parametrize("unit", [1000.0, 1e-4])
