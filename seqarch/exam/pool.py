@@ -1,4 +1,5 @@
-"""Processes that train run after run, so that each imports only once. After a crash a new one takes its place.
+"""Processes that train run after run, so that each imports only once. After a crash or a run of several
+processes, a new one takes its place.
 
 PyTorch is imported only by a process that has its GPUs and threads, so never at the top of this file.
 """
@@ -157,12 +158,14 @@ class Worker:
                 executor, _ = self._running or self._start()
                 answer = executor.submit(self._work, call)
             error = answer.result()
+            joined = executor.submit(os.getenv, "LOCAL_RANK").result()
         except BrokenProcessPool:
-            error = self._ending()
+            error, joined = self._ending(), None
         if self._stopping:
             raise Stopped
+        if error or joined:  # in which CUDA failed, or which Lightning joined to processes that are no more
+            self.close()
         if error:
-            self.close()  # a process in which CUDA failed is of no more use
             raise UserError(error)
 
     def stop(self) -> None:

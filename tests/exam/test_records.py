@@ -22,7 +22,7 @@ from seqarch.experiment.recipes import recipes_folder
 from seqarch.runs.folder import is_finished, run_name, write_note, write_record
 from seqarch.training.run_folder import check_same_run
 from tests.conftest import wait_for
-from tests.exam.works import die, echo, linger, see
+from tests.exam.works import die, echo, join, linger, see
 
 RECIPE = load_size("tiny", {}).recipe
 DATA = {"docs": "byte abc"}
@@ -177,6 +177,13 @@ def test_what_a_run_says_is_raised_and_success_is_silent():
         worker.fit(["went", "wrong"])
     worker.fit([])
     worker.close()
+    worker.close()
+
+
+def test_each_run_of_several_processes_has_a_new_one():
+    worker = Worker(join)
+    worker.fit([])
+    worker.fit([])
     worker.close()
 
 
