@@ -246,6 +246,7 @@ class NSA(CoreAttention):
     """
 
     scales: ClassVar[Mapping[str, Scale]] = {**CoreAttention.scales, "chunk_size": "length", "window": "length"}
+    published: ClassVar[Mapping[int, Mapping[str, Any]]] = {768: {"n_heads": 12, "n_kv_heads": 3}}  # recipes/nsa_110m
     source: ClassVar[str] = "arXiv 2502.11089"
     ops: ClassVar[tuple[str, ...]] = ("top1_chunk_attention", "softmax_attention")
 
