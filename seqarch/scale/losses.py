@@ -123,7 +123,8 @@ def read_runs(folders: Sequence[Path], what: str = IN_DOMAIN, reference: str | N
         reference: the name of the reference, for the gap and for the names of the rungs; by default the first run's.
 
     Raises:
-        UserError: as `load_run`; runs cannot be compared, one has no finished model, or there is no such domain.
+        UserError: as `load_run` and `best_rates`; runs cannot be compared, one has no finished model, or there is no
+            such domain.
     """
     runs = sorted(map(load_run, folders), key=_width)
     for run in runs:
@@ -138,7 +139,7 @@ def read_runs(folders: Sequence[Path], what: str = IN_DOMAIN, reference: str | N
         named = [run for run in same if run.name == reference]
         rung = readable(named[0].facts["parameters"]) if named else f"width {width}"
         points += _gaps(same, rung, reference) if what == GAP else _losses(same, rung, what)
-    return points
+    return best_rates(points)
 
 
 def _width(run: Run) -> int:

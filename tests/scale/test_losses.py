@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 
 import pytest
 
@@ -93,6 +94,12 @@ def test_run_folders_of_one_width_are_a_rung(runs):
     }
     assert points[0].tokens_per_second == 21000.0
     assert points[0].learning_rate == 0.001
+
+
+def test_two_runs_of_one_model_and_seed_are_refused(runs, tmp_path):
+    again = shutil.copytree(runs[0], tmp_path / "again")
+    with pytest.raises(UserError, match=r"two losses of transformer_pp, seed \d+, at rung 1M after .*: leave one out"):
+        read_runs([*runs, again])
 
 
 def test_unknown_losses_and_references_are_named(runs):
