@@ -47,6 +47,7 @@ from seqarch.experiment.recipes import (
 from seqarch.experiment.tree import put, read_text
 from seqarch.mixers.base import Mixer, Scale
 from seqarch.mixers.registry import load_mixer, mixer_entries
+from seqarch.runs.keys import flatten
 
 Recipe = dict[str, Any]
 ARCHITECTURE = (
@@ -338,7 +339,7 @@ def published(recipes: dict[str, Path]) -> list[Recipe]:
 
 
 class Measured(NamedTuple):
-    """What a recipe comes to; `packages` are those next to seqarch and torch in its model."""
+    """What a recipe comes to; `packages` are those of its classes, next to seqarch, torch and Lightning."""
 
     parameters: int
     state: int | None
@@ -359,7 +360,9 @@ def measure(name: str, recipe: Recipe, allow: Sequence[str] = ()) -> Measured:
         experiment = Experiment.from_recipe(recipe, allow_code=allow)
         experiment.check()
         model = experiment.build_on_meta()
-    packages = {type(part).__module__.partition(".")[0] for part in model.modules()} - {"seqarch", "torch"}
+    classes = [type(part).__module__ for part in model.modules()]
+    classes += [value for key, value in flatten(experiment.config).items() if key.endswith("class_path")]
+    packages = {each.partition(".")[0] for each in classes} - {"seqarch", "torch", "lightning"}
     length = recipe["data"]["sequence_length"]
     flops = model.flops_per_token(length, training=True)
     return Measured(model.n_parameters(), model.state_elements(length), packages, experiment.data, flops)

@@ -40,9 +40,10 @@ def test_a_file_under_another_name_makes_it_other_code(tmp_path):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A module outside of seqarch with a mixer, and its name."""
+    """A module outside of seqarch with a mixer and a callback."""
     (tmp_path / "other_mixer.py").write_text(
-        "from seqarch.mixers.attention import Attention\n\n\nclass Elsewhere(Attention): ...\n"
+        "from lightning import Callback\nfrom seqarch.mixers.attention import Attention\n\n\n"
+        "class Elsewhere(Attention): ...\n\n\nclass Beside(Callback): ...\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path / "other_mixer.py"
@@ -59,3 +60,9 @@ def test_the_package_of_a_mixer_counts_as_well(package):
     assert before == code_digest(packages) != code_digest(())
     package.write_text(package.read_text() + "\n# changed\n")
     assert code_digest(packages) != before
+
+
+def test_the_package_of_a_callback_counts_too_and_lightning_does_not(package):
+    recipe = load_size("tiny", {}).recipe
+    recipe["trainer"]["callbacks"] = [{"class_path": "other_mixer.Beside"}, {"class_path": "ModelSummary"}]
+    assert measure("candidate", recipe, ["other_mixer"]).packages == {"other_mixer"}
