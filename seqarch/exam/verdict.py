@@ -2,6 +2,7 @@
 
 OUT/<size>/<candidate>/verdict.json, verdict.md      the numbers, and the same in words
 OUT/<size>/<candidate>/index.html, scatter.png, ...  the report of both models (`seqarch.report`)
+OUT/<size>/<candidate>/against_<reference>/          the same for another reference than the default
 
 The words are Markdown that reads as plain text in a terminal too. `verdict.md.jinja` is their template.
 """
@@ -17,7 +18,7 @@ from jinja2 import Environment, PackageLoader
 
 from seqarch.errors import UserError
 from seqarch.exam.plan import Entrant, Exam, Rung
-from seqarch.exam.request import LIMITS
+from seqarch.exam.request import ALIASES, LIMITS, Models
 from seqarch.exam.train import NEAR
 from seqarch.report import Comparison, Findings, Gap, compare
 from seqarch.report.costs import Costs, costs
@@ -139,7 +140,8 @@ def judge(exam: Exam, candidate: Entrant, failed: Mapping[str, str], findings: F
 
     `failed` holds the error of each failed run, by run folder; `findings` is what `compared` gives.
     """
-    folder = exam.folder / candidate.name
+    standard = exam.reference.name == ALIASES[Models.against]
+    folder = exam.folder / candidate.name / ("" if standard else f"against_{exam.reference.name}")
     verdict = Verdict(candidate, exam.reference, exam.size, folder, _missing(exam, candidate, failed))
     if findings is not None and any(group.name == candidate.name for group in findings.groups):
         both = findings.only([each.name for each in (exam.reference, candidate, exam.neighbour) if each])

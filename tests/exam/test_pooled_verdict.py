@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -31,8 +32,7 @@ def exam(tmp_path):
 
 
 def verdict(exam, number):
-    judge(exam, exam.candidates[number], {}, compared(exam))
-    folder = exam.folder / exam.candidates[number].name
+    folder = judge(exam, exam.candidates[number], {}, compared(exam)).folder
     return json.loads((folder / "verdict.json").read_text()), (folder / "verdict.md").read_text()
 
 
@@ -44,7 +44,7 @@ def test_a_model_with_one_seed_has_the_interval_of_the_others(exam):
     assert last["raw"]["half_width"] == pytest.approx(expected.headline.raw.half_width)
     assert plain["finished"]["weights"] == expected.weights
     assert "one pair of seeds settles nothing" in said
-    assert not any("other" in line for line in (exam.folder / "it/finished.csv").read_text().splitlines())
+    assert not any("other" in line for line in (exam.folder / "it/against_base/finished.csv").read_text().splitlines())
     assert "one pair" not in verdict(exam, 1)[1]
 
 
@@ -72,3 +72,15 @@ def test_alone_a_model_with_one_seed_has_no_interval(exam):
     plain, said = verdict(alone, 0)
     assert plain["finished"]["budgets"][-1]["raw"]["half_width"] is None
     assert "one pair of seeds settles nothing, so train more" in said
+
+
+def test_a_verdict_against_another_reference_replaces_none(exam):
+    exam, _ = exam
+    for reference in ("transformer_pp", "base", "other"):
+        judge(replace(exam, reference=replace(exam.reference, name=reference)), exam.candidates[0], {}, None)
+    found = {path.parent: json.loads(path.read_text()) for path in exam.folder.glob("it/**/verdict.json")}
+    assert {str(path.relative_to(exam.folder)): each["reference"] for path, each in found.items()} == {
+        "it": "transformer_pp",
+        "it/against_base": "base",
+        "it/against_other": "other",
+    }
