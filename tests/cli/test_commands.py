@@ -1,6 +1,7 @@
 """Each command as users type it, on runs of a few steps."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -38,7 +39,9 @@ def output(capsys, *args):
     return capsys.readouterr().out
 
 
-def test_a_profiler_shows_its_result(fit, caplog):
+def test_a_profiler_shows_its_result(fit, caplog, monkeypatch):
+    # Lightning sets it by the handlers that there are when it is imported
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
     fit(**{"trainer.max_steps": 1, "trainer.profiler": "simple"})
     assert "run_training_batch" in caplog.text
 
