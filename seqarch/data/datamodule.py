@@ -194,7 +194,7 @@ class TextDataModule(Limited, LightningDataModule):
         if self.trainer is not None and self.trainer.accumulate_grad_batches != accumulation:
             raise UserError(f"trainer.accumulate_grad_batches must be {accumulation}, as data.sequences_per_step asks")
         sequences = self._splits[: len(self.train)]
-        orders = tuple(DomainOrder(each.domain.name, each.counts, self.seed, self._window) for each in sequences)
+        orders = tuple(DomainOrder(each.domain.name, each.counts, self.seed, self.window) for each in sequences)
         dataset = MixtureDataset(sequences, ShardCache(sequences, orders, self.cache_gb))
         order = SampleOrder(orders, tuple(self.train.values()))
         steps_per_epoch = max(1, sum(order.size for order in orders) // self.sequences_per_step)
@@ -209,7 +209,8 @@ class TextDataModule(Limited, LightningDataModule):
         return self._train_loader
 
     @property
-    def _window(self) -> int | None:
+    def window(self) -> int | None:
+        """`shuffle_window`, or that of object storage."""
         return self.shuffle_window or (REMOTE_WINDOW if is_remote(self.root) else None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -238,7 +239,7 @@ class TextDataModule(Limited, LightningDataModule):
             "sequence_length": self.sequence_length,
             "sequences_per_step": self.sequences_per_step,
             "seed": self.seed,
-            "shuffle_window": self._window,
+            "shuffle_window": self.window,
             "document_mask": self.document_mask,
             "pack": self.pack,
             "shards": hashlib.sha256(checksums.encode()).hexdigest(),

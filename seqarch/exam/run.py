@@ -64,17 +64,17 @@ def make_plan(request: Request) -> Exam:
 
 
 def plan_of(request: Request, size: Size, models: Sequence[tuple[str, Recipe]]) -> Exam:
-    """The exam of some models at a size, the reference first. Their recipes get the folder of the data.
+    """The exam of some models at a size, the reference first. Their recipes get the folder and window of the data.
 
     Raises:
         UserError: what is wrong in a recipe or the data.
     """
     ladder = _has_ladder(request, size)
     measured = {name: measure(name, recipe, request.allow_code) for name, recipe in models}
-    root, sums = _open_data(request, size, measured[models[0][0]].data)
+    opened, sums = _open_data(request, size, measured[models[0][0]].data)
     entrants = []
     for name, recipe in models:
-        recipe["data"] = {**recipe["data"], "root": root}
+        recipe["data"] = {**recipe["data"], **opened}
         facts = measured[name]
         share = facts.state and facts.state / size.cache
         entrants.append(Entrant(name, recipe, facts.parameters, code_digest(facts.packages), share))
@@ -98,8 +98,8 @@ def _has_ladder(request: Request, size: Size) -> bool:
     return ladder
 
 
-def _open_data(request: Request, size: Size, data: TextDataModule) -> tuple[str, dict[str, str]]:
-    """The folder of the shards, which text files become first, and the checksums of its domains."""
+def _open_data(request: Request, size: Size, data: TextDataModule) -> tuple[Recipe, dict[str, str]]:
+    """The options of the shards, which text files become first: folder and window. And the checksums of the domains."""
     train, ood = list(size.recipe["data"]["train"]), list(size.recipe["data"]["ood"])
     if len(train) == 1 and not ood:
         raise UserError(f"only {train[0]} leaves nothing to compare: name more with --data.ood or --data.train")
@@ -113,7 +113,7 @@ def _open_data(request: Request, size: Size, data: TextDataModule) -> tuple[str,
     data.tokenizer.check_fits(size.model["vocab_size"])
     if request.length is not None:
         _say_long(data.root, [*train, *ood], request.length)
-    return data.root, data.checksums()
+    return {"root": data.root, **({"shuffle_window": data.window} if data.window else {})}, data.checksums()
 
 
 def _say_long(root: str, names: Sequence[str], length: int) -> None:

@@ -195,6 +195,13 @@ def test_runs_of_another_exam_are_refused(exam, finished):
         exam(*TOP1)
 
 
+def test_runs_with_the_sample_order_of_another_place_are_refused(exam, finished, monkeypatch):
+    """On object storage samples are shuffled by default in windows."""
+    monkeypatch.setattr("seqarch.data.datamodule.is_remote", lambda root: True)
+    with pytest.raises(UserError, match="it was made with another recipe or data"):
+        exam(*TOP1)
+
+
 def test_runs_of_other_code_are_refused_and_the_reference_is_trained_again(exam, finished, asked, monkeypatch):
     monkeypatch.setattr("seqarch.exam.run.code_digest", lambda packages: "later")
     with pytest.raises(UserError, match="the code of seqarch or of the model has changed since it was made: choose"):
