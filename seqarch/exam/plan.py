@@ -221,12 +221,13 @@ def has_begun(run: Path) -> bool:
 def minutes_used(run: Path) -> float:
     """Minutes of all attempts at a run so far; a killed attempt counts up to the last row of its curves.
 
-    During an attempt the note has `start`: its time, minus the duration of earlier attempts.
+    During an attempt the note has `minutes` of earlier attempts, and `start`: its time, minus these minutes.
     """
     note = folder.read_note(run)
+    before = note.get("minutes") or 0.0
     if note.get("start") and (run / folder.CURVES).is_file():
-        return max(0.0, (run / folder.CURVES).stat().st_mtime - note["start"]) / 60
-    return note.get("minutes", 0.0)
+        return max(before, ((run / folder.CURVES).stat().st_mtime - note["start"]) / 60)
+    return before
 
 
 def remember(run: Path, key: str) -> None:

@@ -122,8 +122,9 @@ def _make_run(exam: Exam, entrant: Entrant, seed: int, worker: Worker) -> str:
         return f"taken from {source}"
     if read_note(run).get("fingerprint", key) != key and not has_begun(run):
         shutil.rmtree(run)
-    start = time.time() - 60 * minutes_used(run)
-    write_note(run, fingerprint=key, start=start)
+    before = minutes_used(run)
+    start = time.time() - 60 * before
+    write_note(run, fingerprint=key, minutes=before or None, start=start)
     args = [
         f"--config={run.parent / 'recipe.yaml'}",
         f"--seed_everything={seed}",

@@ -5,6 +5,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from seqarch.data.shards import open_domain
 from seqarch.errors import UserError
 from seqarch.exam import pool
 from seqarch.exam.derive import load_size
-from seqarch.exam.plan import difference, fingerprint, minutes_used, remember, remembered, reuse
+from seqarch.exam.plan import Entrant, Exam, difference, fingerprint, minutes_used, remember, remembered, reuse
 from seqarch.exam.pool import Stopped, Worker, share_cores, share_gpus
 from seqarch.exam.run import find_shards, text_files
+from seqarch.exam.train import _make_run
 from seqarch.experiment.recipes import recipes_folder
-from seqarch.runs.folder import is_finished, run_name, write_note, write_record
+from seqarch.runs.folder import is_finished, read_note, run_name, write_note, write_record
 from seqarch.training.run_folder import check_same_run
 from tests.conftest import wait_for
 from tests.exam.works import die, echo, join, linger, see
@@ -86,6 +88,21 @@ def test_minutes_of_a_killed_attempt_count_up_to_its_last_row(tmp_path):
     (tmp_path / "curves.csv").touch()
     os.utime(tmp_path / "curves.csv", (10_600, 10_600))
     assert minutes_used(tmp_path) == 10
+    write_note(tmp_path, start=20_000.0)  # killed before it added a row
+    assert minutes_used(tmp_path) == 4
+
+
+def test_an_attempt_notes_the_minutes_of_a_killed_one(tmp_path):
+    it = Entrant("it", {"model": {"learning_rate": 1e-3}}, 1, "code")
+    exam = Exam(tmp_path, "tiny", it, [], 1, {})
+    run = exam.run(it, 0)
+    run.mkdir(parents=True)
+    (run / "curves.csv").touch()
+    os.utime(run / "curves.csv", (10_600, 10_600))
+    write_note(run, fingerprint=exam.key(it, 0), start=10_000.0)
+    with pytest.raises(UserError, match="it stopped before its last step"):
+        _make_run(exam, it, 0, Mock(fit=lambda args: write_note(run, seen=minutes_used(run))))
+    assert read_note(run)["seen"] == 10
 
 
 def test_a_run_is_called_after_its_model():
