@@ -157,9 +157,9 @@ def climb(exam: Exam, make: Callable[[Runs], Mapping[str, str]]) -> tuple[Exam, 
     failed: dict[str, str] = {}
     coming = [(entrant, factor) for entrant in exam.entrants for factor in FIRST]
     while coming:
-        errors = make([(rung_of(entrant, factor), 0) for entrant, factor in coming])
-        for entrant, factor in coming:
-            rung = rung_of(entrant, factor)
+        rungs = [rung_of(entrant, factor) for entrant, factor in coming]
+        errors = make([(rung, 0) for rung in rungs if not _diverged_before(exam, rung)])
+        for (entrant, factor), rung in zip(coming, rungs, strict=True):
             run = exam.run(rung, 0)
             if is_finished(run):
                 ladders[entrant.name][factor] = Rung(factor, rung.rate, *_last_losses(run))
@@ -170,6 +170,12 @@ def climb(exam: Exam, make: Callable[[Runs], Mapping[str, str]]) -> tuple[Exam, 
         climbing = [entrant for entrant in exam.entrants if not _has_failed(exam, entrant, failed)]
         coming = [(entrant, factor) for entrant in climbing if (factor := _beyond(ladders[entrant.name])) is not None]
     return _at_best_rates(exam, ladders, failed), failed
+
+
+def _diverged_before(exam: Exam, rung: Entrant) -> bool:
+    """Whether the same run has diverged; without a step it may be another exam's."""
+    run = exam.run(rung, 0)
+    return has_diverged(run) and read_note(run).get("fingerprint") == exam.key(rung, 0)
 
 
 def _last_losses(run: Path) -> tuple[float, float]:

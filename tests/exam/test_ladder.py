@@ -40,6 +40,7 @@ def climbed(exam, loss, seen=None):
                 failed[str(exam.run(entrant, seed))] = said
                 exam.run(entrant, seed).mkdir(parents=True)
                 write_record(exam.run(entrant, seed), {"status": "failed", "diverged": said == NAN})
+                write_note(exam.run(entrant, seed), fingerprint=exam.key(entrant, seed))
             else:
                 write_run(exam.run(entrant, seed), entrant.name, steps=4, every=4, noise=0.0, level=said, gap=-9 * said)
         return failed
@@ -106,6 +107,20 @@ def test_a_rate_at_which_training_diverges_is_not_chosen_and_no_failure(bare):
     assert failed == {}
     assert exam.candidates[0].rate < 1e-3  # the lowest rate is the best here, down to where the ladder ends
     assert [math.isinf(rung.in_domain) for rung in exam.rungs["it"]][-2:] == [True, True]
+
+
+def test_a_rate_that_diverged_is_not_trained_again(bare):
+    before, _ = climbed(bare, lambda name, rate: NAN if rate > 1.4e-3 else 3.0 + rate)
+
+    def trained(exam):
+        """The rates that the same command trains, or finds finished."""
+        rates = []
+        again, failed = climb(exam, lambda runs: rates.extend(entrant.rate for entrant, _ in runs) or {})
+        assert (again.rungs, failed) == (before.rungs, {})
+        return rates
+
+    assert max(trained(bare)) == 1e-3
+    assert max(trained(replace(bare, checksums={"other": "data"}))) == 2.2e-3
 
 
 def test_a_rung_that_fails_otherwise_stops_its_model_only(bare):
