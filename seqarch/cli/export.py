@@ -42,10 +42,12 @@ def run_import(args: Namespace) -> None:
 
 
 def run(args: Namespace) -> None:
-    check_package("transformers", "`seqarch export`", "'seqarch[hf]'")
-    from seqarch.hf.export import export, export_weights
-
     if args.weights:
+        from seqarch.training.checkpoint import export_weights
+
         say(f"wrote {export_weights(args.checkpoint, args.out)}")
     else:
+        check_package("transformers", "`seqarch export`", "'seqarch[hf]'")
+        from seqarch.hf.export import export
+
         say(f"wrote {export(args.checkpoint, args.out, args.allow_code, family=args['as'])}")

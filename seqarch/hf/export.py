@@ -91,22 +91,6 @@ def _for_transformers(content: Mapping[str, Any], special: Mapping[Any, int], fa
     return SeqarchConfig.of(facts, architectures=[model], auto_map=auto_map, **options), None
 
 
-@typed
-def export_weights(checkpoint: str | Path, out: str | Path) -> Path:
-    """Write the weights of a checkpoint as one safetensors file, which `seqarch.load` reads; return its path.
-
-    Raises:
-        UserError: the file is not a checkpoint, or `out` exists or does not end in `.safetensors`.
-    """
-    out = Path(out)
-    if out.suffix != ".safetensors":
-        raise UserError(f"{out} must end in .safetensors")
-    check_new(out, "file")
-    content = read_checkpoint(named_checkpoint(checkpoint))
-    write_content(out, content)
-    return out
-
-
 def card(run: Path, facts: Mapping[str, Any], n_parameters: int) -> str:
     """The model card: what was trained, on what, its losses by domain, its recipe, and how to load it."""
     read = load_run(run) if all((run / name).is_file() for name in FILES) else None

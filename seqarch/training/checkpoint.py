@@ -12,18 +12,19 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from seqarch.arguments import typed
 from seqarch.data.tokenizer_files import tokenizer_from
 from seqarch.data.tokenizers import Tokenizer
 from seqarch.errors import UserError, one_line, refused
 from seqarch.runs.files import Checked, atomic, check_new
-from seqarch.runs.folder import is_sharded
+from seqarch.runs.folder import is_sharded, named_checkpoint
 from seqarch.runs.keys import difference
 from seqarch.safe_yaml import check_plain
 from seqarch.training.integrity import check_checkpoint, damaged, seal
 from seqarch.training.optimizers import state_after_step
 from seqarch.training.provenance import Provenance
 from seqarch.training.sharded.folder import Damage, Folder
-from seqarch.training.weights import SUFFIX, read_weights, save, with_head
+from seqarch.training.weights import SUFFIX, read_weights, save, with_head, write_content
 
 FOLLOWED = ("lr", "initial_lr", "betas", "weight_decay")
 """Options of an optimizer that are those of the run, whatever its checkpoint says."""
@@ -131,6 +132,21 @@ def merge(folder: Path, out: Path | None = None) -> Path:
     with atomic(out, durable=True) as partial:
         save(partial, content)
         seal(partial)
+    return out
+
+
+@typed
+def export_weights(checkpoint: str | Path, out: str | Path) -> Path:
+    """Write the weights of a checkpoint as one safetensors file, which `seqarch.load` reads; return its path.
+
+    Raises:
+        UserError: the file is not a checkpoint, or `out` exists or does not end in `.safetensors`.
+    """
+    out = Path(out)
+    if out.suffix != SUFFIX:
+        raise UserError(f"{out} must end in {SUFFIX}")
+    check_new(out, "file")
+    write_content(out, read_checkpoint(named_checkpoint(checkpoint)))
     return out
 
 

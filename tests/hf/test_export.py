@@ -19,7 +19,7 @@ from seqarch.data.tokenizer_files import find_tokenizer
 from seqarch.data.tokenizers import begin_document, load_tokenizer
 from seqarch.errors import UserError
 from seqarch.runs.folder import named_checkpoint, read_record, write_record
-from seqarch.training.checkpoint import read_checkpoint
+from seqarch.training.checkpoint import export_weights, read_checkpoint
 from seqarch.training.weights import write_content
 from tests.data.test_tokenizer_files import (
     CORPUS,
@@ -38,7 +38,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoTokenizer
 
-from seqarch.hf.export import export, export_weights
+from seqarch.hf.export import export
 from seqarch.hf.imports import import_model
 from seqarch.hf.tokenizer import as_hugging_face
 
