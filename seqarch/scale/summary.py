@@ -9,7 +9,7 @@ OUT/scale.png, .svg    the losses over the tokens, with the fitted laws
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, fields
 from functools import cached_property
 from pathlib import Path
@@ -124,8 +124,8 @@ class Summary:
         parts = [self._losses(), self._laws(), self._decisions(), self._predictions()]
         return "\n\n".join(part for part in parts if part)
 
-    def write(self, out: Path, known: Collection[str] = ()) -> list[Path]:
-        """Write the summary into a folder and return its files; predictions, as `register` has them, are added."""
+    def write(self, out: Path) -> list[Path]:
+        """Write the summary into a folder and return its files, with the one that `register` writes."""
         from seqarch.report.panels import save
         from seqarch.scale.figure import scale_figure
 
@@ -137,7 +137,6 @@ class Summary:
             names = [each.name for each in fields(Accuracy)]
             write_csv(new / "decisions.csv", names, [astuple(each) for each in self.accuracies])
             save({"scale": scale_figure(self)}, new)
-        register(out / PREDICTIONS, self.loss, self.rungs, known)
         return [
             out / name for name in ("scale.md", "losses.csv", "savings.csv", "decisions.csv", PREDICTIONS, "scale.png")
         ]
@@ -252,7 +251,7 @@ def train(request: Request, loss: str | None) -> None:
     folders: list[Path] = []
     wrong: dict[str, str] = {}
     points: list[Point] = []
-    reference, known = "", set[str]()
+    reference = ""
     for exam, failed, following in train_rungs(request, out):
         wrong |= failed
         reference = exam.reference.name
@@ -260,12 +259,12 @@ def train(request: Request, loss: str | None) -> None:
         if reference in {run.parent.name for run in folders}:
             points = read_runs(folders, loss, reference)
         later = following or exam  # the last rung predicts nothing: a larger one of another command may be finished
-        known = {each.name for each in later.entrants if later.finished(each)}
         if points:
+            known = {each.name for each in later.entrants if later.finished(each)}
             register(out / PREDICTIONS, loss, ends_of(points), known)
     if len({point.model for point in points}) < 2:  # nothing to summarise
         check_all_finished(wrong)
-    say("\n" + _write(Summary(points, loss, reference, out / PREDICTIONS, NATS), out, known))
+    say("\n" + _write(Summary(points, loss, reference, out / PREDICTIONS, NATS), out))
     check_all_finished(wrong)
 
 
@@ -280,9 +279,12 @@ def summarize(
     points = read_losses(losses, loss) if losses else read_runs(runs, loss or IN_DOMAIN, reference)
     loss = loss or (LOSS if losses else IN_DOMAIN)
     summary = Summary(points, loss, reference, out and out / PREDICTIONS, "" if losses else NATS)
-    return _write(summary, out) if out else summary.text
+    if out is None:
+        return summary.text
+    written = _write(summary, out)  # scores the predictions before new ones are written
+    register(out / PREDICTIONS, summary.loss, summary.rungs)
+    return written
 
 
-def _write(summary: Summary, out: Path, known: Collection[str] = ()) -> str:
-    text = summary.text  # scores the predictions before new ones are written
-    return "\n".join([text, "", *(f"wrote {path}" for path in summary.write(out, known))])
+def _write(summary: Summary, out: Path) -> str:
+    return "\n".join([summary.text, "", *(f"wrote {path}" for path in summary.write(out))])
