@@ -11,7 +11,7 @@ from seqarch.report.costs import Costs
 from seqarch.report.draft import Draft, Level
 from seqarch.report.estimates import BudgetGap, Change, Estimate, Gap
 
-COSTS = Costs(1000.0, None, 1.5, 2.0, "1 x H200", ["a"], "")
+COSTS = Costs(1000.0, None, 1.5, 2.0, "1 x H200", ["a"], "torch 2.11.0")
 FINISHED = Gap(
     weights={"code": 0.25, "legal": 0.75},
     budgets=(
@@ -97,6 +97,7 @@ def test_what_limits_a_verdict_is_said():
     assert "Missing: out/mine/seed_1: not trained" in verdict_text(replace(VERDICT, missing=missing))
     for costs, words in (
         (replace(COSTS, hardware="8 x A100"), "Speeds do not compare: 1 x H200 and 8 x A100."),
+        (replace(COSTS, versions="torch 2.14.1"), "Speeds do not compare: torch 2.11.0 and torch 2.14.1."),
         (replace(COSTS, commits=["b"]), "different commits of seqarch: a, b."),
     ):
         assert words in changed(costs={"candidate": COSTS, "reference": costs})
