@@ -21,7 +21,9 @@ from seqarch.data.shards import (
     DTYPES,
     INDEX,
     MANIFEST,
+    PARTS,
     PLAIN_TOKENS,
+    WORK,
     Domain,
     Shards,
     block_checksums,
@@ -39,7 +41,7 @@ MOST_DOMAINS = 200
 
 def check_new(folder: Path) -> None:
     """Refuse a folder that holds something other than a domain or the work on one."""
-    ours = is_domain(folder) or origin(folder) or any((folder / name).is_dir() for name in (".work", ".parts"))
+    ours = is_domain(folder) or origin(folder) or any((folder / name).is_dir() for name in (WORK, PARTS))
     if not ours and folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} exists and is not a prepared domain: choose another domain or output folder")
 
@@ -55,11 +57,11 @@ def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Toke
     """The shards of one domain, in `place`, or of all that the pieces name, in folders of their names there."""
     names = _domains(job, pieces)
     folders = {name: place if job.domain else place / name for name in names}
-    if not job.domain:
-        for folder in folders.values():
+    for folder in folders.values():
+        check_inputs(folder, job)
+        if not job.domain:
             check_new(folder)
-            check_inputs(folder, job)
-            folder.mkdir(parents=True, exist_ok=True)
+            (folder / WORK).mkdir(parents=True, exist_ok=True)  # by which `check_new` knows it after an interruption
             check_folder(folder, place)
     writers = {
         name: {split: SplitWriter(folder / split, tokenizer) for split in SPLITS} for name, folder in folders.items()
@@ -81,6 +83,8 @@ def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Toke
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
         write_tokenizer(tokenizer, folder / FOLDER)
         publish(folder, manifest)
+        if not job.domain:
+            (folder / WORK).rmdir()
     return made
 
 

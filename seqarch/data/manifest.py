@@ -115,8 +115,8 @@ class Manifest(Checked):
         documents, tokens = train.documents + held_out.documents, train.tokens + held_out.tokens
         left_out = {
             "empty": self.empty_documents,
-            f"of fewer than {self.min_tokens or 0:,} tokens": self.short_documents,
-            f"of more than {self.max_tokens or 0:,} tokens": self.long_documents,
+            "too short": self.short_documents,
+            "too long": self.long_documents,
         }
         found = ", ".join(f"{count:,} {which}" for which, count in left_out.items() if count)
         share = f"{held_out.tokens:,} held out" if train.tokens or not tokens else "all held out, none to train on"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 ROUND = 1 << 12
-"""Samples in a round of a mixture; in each, every domain has its share, to one part in 4,096."""
+"""Samples in a round of a mixture; in each, every one of n domains has its share, to n parts in 4,096."""
 
 _FEISTEL_ROUNDS = 6
 

@@ -22,7 +22,7 @@ from seqarch.data.files import find_files, is_hub, source_bytes, source_sha256, 
 from seqarch.data.manifest import INPUTS, Manifest, Source, check_domain, differing_inputs
 from seqarch.data.remote import is_remote, mirror
 from seqarch.data.select import Select
-from seqarch.data.shards import WORK, Domain, is_domain, list_domains
+from seqarch.data.shards import PARTS, WORK, Domain, is_domain, list_domains
 from seqarch.data.sources import CUT, PIECE_BYTES, TEXTS
 from seqarch.data.tokenize import tokenize
 from seqarch.data.tokenizer_files import FOLDER, find_tokenizer, stored_tokenizer, write_tokenizer
@@ -31,7 +31,7 @@ from seqarch.data.verified import sha256_of
 from seqarch.errors import UserError, say
 from seqarch.runs.files import check_folder, locked, read_json, write_json, write_text
 
-PARTS, JOB, DONE = ".parts", "job.json", "done.json"
+JOB, DONE = "job.json", "done.json"
 DEFAULT, TEXT, HOLDOUT = "mixtral", "text", 0.02
 """The tokenizer, the field of texts and the share of documents that is held out, where none is named."""
 
@@ -163,6 +163,8 @@ class Preparation:
         if n_parts > len(files):
             raise UserError(f"--part {self.part}: {n_parts} parts need as many files, but there are {len(files)}")
         job = self._job(tokenizer, _describe(files, range(first, stop)))
+        if self.part and is_domain(place):
+            raise UserError(f"{place} is a prepared domain: choose another domain name or --out, or remove it")
         if not self.part and (done := _prepared(place, job)):
             return done
         folder = place / PARTS / f"{part + 1}-of-{n_parts}" if self.part else place / WORK

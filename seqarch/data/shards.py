@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANIFEST, INDEX, DOCUMENTS, BLOCKS = "manifest.json", "index.json", "documents.bin", "blocks.bin"
-WORK = ".work"
+WORK, PARTS = ".work", ".parts"
 """The folder in a domain of what is being prepared."""
 BLOCK = 2048
 """Tokens in a block, which is 4 or 8 KiB; the last one of a shard may have fewer."""

@@ -17,7 +17,7 @@ TEXTS = (".txt", ".md")
 """The kinds of files that are one document each."""
 CSV_BYTES = 32 << 20
 """What is read of a CSV file at once; a row must be shorter."""
-CUT = 3
+CUT = 4
 """Raised whenever the same files give other pieces."""
 
 Found = tuple[int, "bytes | list[dict[str, Any]]", int]
@@ -157,8 +157,8 @@ def _rows(batches: Any, n_rows: int | None, path: Path) -> Iterator[Found]:
         del batch  # else the texts would be in memory once more
         while parts:
             rows = _to_rows(parts.pop(0), path, done + 1)
-            yield done + 1, rows, n_bytes * (done + len(rows)) // n_rows if n_rows else 0
-            done += len(rows)
+            first, done = done + 1, done + len(rows)  # before the rows are read, which empties the list
+            yield first, rows, n_bytes * done // n_rows if n_rows else 0
 
 
 def _to_rows(batch: Any, path: Path, first: int) -> list[dict[str, Any]]:

@@ -372,8 +372,8 @@ def test_documents_are_selected_by_their_tokens(
     assert (manifest.short_documents, manifest.long_documents, manifest.empty_documents) == (5, 5, 0)
     assert (manifest.min_tokens, manifest.max_tokens) == (96, 105)
     assert Domain(tmp_path / "out" / "web").manifest == manifest
-    assert "; left out: 5 of fewer than 96 tokens, 5 of more than 105 tokens" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"no document in train of .*left out: 20 of fewer than 200 tokens"):
+    assert "; left out: 5 too short, 5 too long" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"no document in train of .*left out: 20 too short"):
         prepare([jsonl(texts)], tmp_path / "out", "none", "byte", min_tokens=200, workers=1)
 
 

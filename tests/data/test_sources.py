@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -85,6 +86,8 @@ def test_every_kind_gives_the_same_documents(tmp_path: Path) -> None:
     for kind in given:
         assert texts_of(tmp_path / "out" / kind, "train") == texts_of(tmp_path / "out/jsonl", "train")
         assert made[kind].splits["holdout"].sha256 == made["jsonl"].splits["holdout"].sha256
+    for kind in given.keys() - {"folder", "saved"}:  # which have other files
+        assert np.array_equal(*(Domain(tmp_path / "out" / each).rows("train") for each in (kind, "jsonl"))), kind
     assert [source.file for source in made["saved"].sources] == [f"data-0000{i}-of-00002.arrow" for i in range(2)]
     prepare(list(given.values()), tmp_path / "out", "all", "byte", holdout=0.2, workers=2)
     once = texts_of(tmp_path / "out/jsonl", "train")
@@ -179,6 +182,13 @@ def test_joined_parts_are_one_run_bit_by_bit(tmp_path: Path, n: int) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_parts_replace_no_domain(tmp_path: Path) -> None:
+    first, *others = parts(tmp_path, 3)
+    prepare([first], tmp_path, "web", "byte", holdout=0, workers=1)
+    with pytest.raises(UserError, match=r"web is a prepared domain: choose another domain name or --out, or remove it"):
+        Preparation(others, tmp_path, "web", "byte", part="1/2").run()
+
+
 def test_a_part_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs: Any = {"files": parts(tmp_path), "domain": "web", "tokenizer": "byte", "workers": 1}
     folder = tmp_path / "web"
@@ -235,6 +245,10 @@ def test_a_field_names_the_domain(tmp_path: Path) -> None:
         Preparation(out=tmp_path / "all", domain_field=field, **{**inputs, "holdout": 0.1}).run()
     shutil.rmtree(tmp_path / "all" / ".work")
     assert contents(tmp_path / "all") == before
+    with pytest.raises(UserError, match=r"no document in holdout of Red"):  # after some shards were written
+        Preparation(out=tmp_path / "again", domain_field=field, **{**inputs, "holdout": 1e-9}).run()
+    Preparation(out=tmp_path / "again", domain_field=field, **inputs).run()
+    assert contents(tmp_path / "again") == before
     for part in ("1/2", "2/2"):
         Preparation(out=tmp_path / "parts", domain_field=field, part=part, **inputs).run()
     join(tmp_path / "parts")
