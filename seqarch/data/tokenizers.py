@@ -99,7 +99,7 @@ class CodecTokenizer(Tokenizer):
         return [np.array(ids, self.dtype) for ids in self.codec.encode_batch(texts)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.codec.decode([int(token) for token in ids])
+        return self.codec.decode([int(token) for token in ids if token < self.vocab_size])  # a padded model has more
 
 
 class MixtralTokenizer(CodecTokenizer):

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from seqarch.arguments import typed
-from seqarch.errors import UserError, several
+from seqarch.errors import UserError, refused, several
 from seqarch.experiment.load import complete_model, load_content
 from seqarch.hf.families import family
 from seqarch.hf.model import SeqarchConfig, SeqarchForCausalLM
@@ -159,6 +159,8 @@ def as_family(
         model["feed_forward"]["init_args"]["hidden"] = wide.shape[0]
     config = {"model_type": name, **target.config(model)}
     other = complete_model(target.options(config))
+    with refused(f"{target.architecture} cannot express this model", UserError, why=True):
+        target.check(config)
     if wrong := _difference(_flat(model), _flat(other)):
         raise UserError(f"{target.architecture} cannot express this model: {wrong}")
     length = facts["TextDataModule"]["sequence_length"]

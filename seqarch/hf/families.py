@@ -99,7 +99,10 @@ class Llama(Family):
 class Mistral(Llama):
     model_type, architecture = "mistral", "MistralForCausalLM"
     mixer_names: ClassVar[Entries] = {**Llama.mixer_names, "window": "sliding_window"}
-    fixed: ClassVar[Fixed] = {key: values for key, values in Llama.fixed.items() if key != "layer_types"}
+    fixed: ClassVar[Fixed] = {
+        **{key: values for key, values in Llama.fixed.items() if key != "layer_types"},
+        "attention_bias": (False,),  # of which transformers' Mistral knows nothing
+    }
 
 
 class Qwen2(Llama):
@@ -108,7 +111,6 @@ class Qwen2(Llama):
 
 class Qwen3(Llama):
     model_type, architecture, qk_norm = "qwen3", "Qwen3ForCausalLM", True
-    fixed: ClassVar[Fixed] = {**Llama.fixed, "attention_bias": (False,)}
 
 
 def _rope(c: Config) -> dict[str, Any]:
@@ -183,7 +185,7 @@ class Mamba2(Mamba):
     }
     fixed: ClassVar[Fixed] = {
         **Mamba.fixed,
-        "n_groups": (1,),  # transformers norms all groups together
+        "n_groups": (1,),  # transformers up to 5.16 norms all groups together
         "layer_norm_epsilon": (1e-5,),  # our gated norm's
         "time_step_limit": ((0.0, math.inf), [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
     }

@@ -34,6 +34,7 @@ def test_the_end_of_a_document_decodes_to_nothing() -> None:
     for name in TOKENIZERS:
         tokenizer = load_tokenizer(name)
         assert tokenizer.decode([*tokenizer.encode("over"), tokenizer.eos_id]) == "over"
+        assert tokenizer.decode([*tokenizer.encode("over"), tokenizer.vocab_size]) == "over"  # of a padded model
 
 
 def test_half_a_character_decodes_to_a_replacement() -> None:

@@ -32,7 +32,7 @@ from tests.data.test_tokenizer_files import (
 )
 from tests.data.test_tokenizer_files import TEXTS as FILE_TEXTS
 from tests.hf.conftest import checkpoint
-from tests.hf.test_model import MIXERS, loaded
+from tests.hf.test_model import MIXERS, loaded, mixer
 
 pytest.importorskip("transformers")
 
@@ -237,6 +237,20 @@ def test_blocks_that_a_family_lacks_are_named(tmp_path, options, said):
     path = checkpoint(tmp_path, MIXERS["Attention"], feed_forward={"class_path": "seqarch.model.SwiGLU"}, **options)
     with pytest.raises(UserError, match=f"LlamaForCausalLM cannot express this model: .*{said}"):
         export(path, tmp_path / "out", family="llama")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "mixers", "options", "said"),
+    [
+        ("mamba2", MIXERS["Mamba2"], {"feed_forward": None, "norm_eps": 0.01}, "layer_norm_epsilon 0.01"),
+        ("mistral", mixer("Attention", n_heads=4, bias=True), {"feed_forward": {"class_path": "SwiGLU"}}, "_bias True"),
+    ],
+)
+def test_a_model_that_transformers_computes_otherwise_is_not_written(tmp_path, family, mixers, options, said):
+    path = checkpoint(tmp_path, mixers, **options)
+    with pytest.raises(UserError, match=f"cannot express this model: config.json has .*{said}: seqarch computes "):
+        export(path, tmp_path / "out", family=family)
     assert not (tmp_path / "out").exists()
 
 
