@@ -124,8 +124,9 @@ CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "
 """What transformers calls the states of earlier tokens: "cache" since 5.20."""
 
 
-READ = ("num_items_in_batch", "cache_position")
-"""Further arguments of `forward`: of the loss, and what older versions give with a cache, which knows its position."""
+READ = ("num_items_in_batch", "cache_position", "tokenizer")
+"""Further arguments of `forward`: of the loss, what older versions give with a cache, which knows its position, and
+what `generate` passes on with `stop_strings`."""
 
 
 class SeqarchConfig(PreTrainedConfig):

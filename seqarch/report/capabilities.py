@@ -13,6 +13,8 @@ from seqarch.runs.results import Result, Value, interval, newest_results
 
 DRAWS = 2000
 SAME = ("version", "settings", "prefix")
+OF_TEXT = ("few_shot", "retrieval")
+"""The groups of tasks whose samples and scores do not depend on the tokenizer."""
 LOSS = "loss"
 """The group of tasks whose results the curves already show."""
 
@@ -136,4 +138,5 @@ def _metrics(group: Group, losses: bool) -> dict[str, Measured]:
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two results measure the same samples in the same way."""
     rows = [(facts.get("rows") or {}).get("sha256") for facts in (one, other)]
-    return rows[0] == rows[1] and all(one.get(key) == other.get(key) for key in SAME)
+    same = SAME if one.get("group") in OF_TEXT else (*SAME, "tokenizer")
+    return rows[0] == rows[1] and all(one.get(key) == other.get(key) for key in same)

@@ -11,7 +11,8 @@ in nats per token, at the lowest in-domain loss that both have reached. Positive
 worse than its in-domain loss promises. The smallest budget has a gap only if both models end it with the same loss.
 
 **Curves.** Between two neighbouring models the OOD loss is a line in `exp(CURVATURE x)`. The same estimator serves
-models with two budgets and with more, and a later budget changes no earlier gap.
+models with two budgets and with more, and a later budget changes no earlier gap. The losses on the hold-outs of a mix
+are lines in `x`, which is their weighted mean: so weighted, their gaps add up to zero.
 
 **Pairs.** A seed gives all models one embedding and one order of samples, so the gap is taken seed by seed. It is then
 averaged over the seeds that both models have at that budget.
@@ -256,7 +257,7 @@ def _gaps_at_highest(candidate: Seeds, reference: Seeds) -> np.ndarray:
 def _at(models: Evaluations, floors: np.ndarray) -> np.ndarray:
     """The losses `[n, domains]` at the in-domain losses `floors [n]`, on the curves through the models; nan outside."""
     nodes, first = np.unique(models.in_domain, return_index=True)
-    bent, at = np.exp(CURVATURE * nodes), np.exp(CURVATURE * floors)
+    bent, at = (nodes, floors) if models.of_mix else (np.exp(CURVATURE * nodes), np.exp(CURVATURE * floors))
     return np.stack([np.interp(at, bent, loss[first], np.nan, np.nan) for loss in models.losses.values()], axis=1)
 
 

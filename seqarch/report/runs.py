@@ -48,7 +48,8 @@ class Evaluations:
     """The evaluation points of one run: tokens seen, in-domain loss and each compared domain's loss, all `[K]`, nats.
 
     `losses` are those of the OOD domains or, if there is none, of the training domains' hold-outs. The gap does not
-    depend on the order of the points. `documents` are the same losses by document, if the run kept them.
+    depend on the order of the points. `documents` are the same losses by document, if the run kept them. `of_mix` says
+    that the in-domain loss is a mean of the losses.
     """
 
     tokens: np.ndarray
@@ -56,19 +57,21 @@ class Evaluations:
     losses: dict[str, np.ndarray]
     step: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     documents: DocumentLosses | None = None
+    of_mix: bool = False
 
     def at(self, kept: np.ndarray) -> "Evaluations":
         """The points `kept`: a mask or indices."""
         losses = {name: loss[kept] for name, loss in self.losses.items()}
         documents = self.documents[kept] if self.documents else None
         step = self.step[kept] if len(self.step) else self.step
-        return Evaluations(self.tokens[kept], self.in_domain[kept], losses, step, documents)
+        return Evaluations(self.tokens[kept], self.in_domain[kept], losses, step, documents, self.of_mix)
 
     def resampled(self, draw: Draw) -> "Evaluations":
         """The losses over drawn documents; `documents` must be there."""
         assert self.documents is not None
         inside, losses = self.documents.resampled(draw)
-        return Evaluations(self.tokens, inside, {name: losses[name] for name in self.losses}, self.step)
+        losses = {name: losses[name] for name in self.losses}
+        return Evaluations(self.tokens, inside, losses, self.step, of_mix=self.of_mix)
 
     def with_mean(self) -> dict[str, np.ndarray]:
         """The losses, followed by their unweighted mean if there are several domains."""
@@ -165,6 +168,7 @@ class Run:
             losses={name: np.concatenate([each.losses[name] for each in last]) for name in last[0].losses},
             step=np.concatenate([each.step for each in last]),
             documents=stack_documents([each.documents() for each in self.ended]),
+            of_mix=self.role is HOLD_OUT,
         )
         if tag is tags.loss:
             return models

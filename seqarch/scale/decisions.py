@@ -79,9 +79,10 @@ def rungs_of(points: Sequence[Point]) -> Rungs:
     """The losses of each rung or, if all models have one size, those at each budget of tokens."""
     if len({point.rung for point in points}) > 1:
         return ends_of(points)
-    budgets = sorted({point.tokens for point in points})
-    at = {tokens: [point for point in points if point.tokens == tokens] for tokens in budgets}
-    return {f"{readable(tokens)} tokens": _by_model(own) for tokens, own in at.items()}
+    budgets: dict[str, list[Point]] = {}
+    for point in sorted(points, key=lambda each: each.tokens):
+        budgets.setdefault(f"{readable(point.tokens)} tokens", []).append(point)
+    return {budget: _by_model(own) for budget, own in budgets.items()}
 
 
 def ends_of(points: Sequence[Point]) -> Rungs:

@@ -103,9 +103,10 @@ class CurvesLogger(Logger):
             UserError: the rows are not those that the checkpoint noted; the file stays as it is.
         """
         columns, rows = read_rows(self.path)
-        kept = [row for row in rows if int(row["step"]) <= step]
-        self._keep(columns or self.columns, kept)
         noted = noted or {}
+        # a callback may have logged more at this step after the checkpoint
+        kept = [row for row in rows if int(row["step"]) <= step][: noted.get("rows")]
+        self._keep(columns or self.columns, kept)
         if (lost := (noted.get("rows") or 0) - len(kept)) > 0:
             of = f"{lost} of the {noted['rows']} rows that it had at step {step}"
             self._warn(f"lacks {of}; the run goes on, and its curves have a gap")

@@ -125,6 +125,18 @@ def test_a_conversation_goes_on_from_its_states(exported):
 
 
 @torch.no_grad()
+def test_generation_stops_at_a_text(exported):
+    folder = exported(MIXERS["Attention"]).folder
+    model, tokenizer = loaded(folder), AutoTokenizer.from_pretrained(folder)
+    options = {**tokenized(folder, ["the"]), "do_sample": False, "max_new_tokens": 30, "eos_token_id": None}
+    begin = options["input_ids"].shape[1]
+    new = model.generate(**options)[0, begin:].tolist()
+    stop = next(token for token in new if 32 < token < 127)
+    stopped = model.generate(**options, stop_strings=[chr(stop)], tokenizer=tokenizer)[0, begin:].tolist()
+    assert stopped == new[: new.index(stop) + 1] != new
+
+
+@torch.no_grad()
 def test_arguments_that_the_model_cannot_follow_are_refused(exported):
     folder = exported(MIXERS["Mamba2"]).folder
     model, tokens = loaded(folder), torch.ones(1, 4, dtype=torch.int64)

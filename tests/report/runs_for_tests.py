@@ -118,7 +118,7 @@ def load_groups(folders, domains=()):
     return groups
 
 
-def write_samples(run, task, samples, *, step=400, group="few_shot", chance=None, settings=None, sha256="a"):
+def write_samples(run, task, samples, *, step=400, group="few_shot", chance=None, settings=None, sha256="a", **more):
     """A result file whose metrics are the means of the samples; `depth` is none."""
     metrics = {
         tag: Value(float(each.mean()), *interval(each), len(each), chance)
@@ -126,7 +126,8 @@ def write_samples(run, task, samples, *, step=400, group="few_shot", chance=None
         if tag != "depth"
     }
     facts = {"task": task, "group": group, "version": 1, "rows": {"where": "here", "sha256": {task: sha256}}}
-    write_result(result_path(run, step, task), facts | {"settings": settings or {}, "prefix": "eos"}, metrics, samples)
+    facts |= {"settings": settings or {}, "prefix": "eos", **more}
+    write_result(result_path(run, step, task), facts, metrics, samples)
 
 
 def write_capable(folder: Path, names: dict[str, float], domains: tuple[str, ...] = ("code", "legal")) -> Findings:

@@ -132,7 +132,12 @@ def test_results_on_other_rows_or_settings_are_not_compared(runs):
     write(runs[1], "piqa", {"piqa/acc": WORSE}, sha256="b")
     write(runs[0], "sciq", {"sciq/acc": RIGHT})
     write(runs[1], "sciq", {"sciq/acc": WORSE}, settings={"limit": 400})
+    for run, tokenizer in zip(runs, ("byte", "mixtral"), strict=True):
+        write(run, "piqa_of_text", {"arc/acc": RIGHT}, group="few_shot", tokenizer=tokenizer)
+        write(run, "passkey", {"passkey/acc": RIGHT}, group="passkey", tokenizer=tokenizer)
     found = Findings.read(runs).capabilities
+    assert found["passkey/acc"]["other"].difference is None, "prompts of other tokens"
+    assert found["arc/acc"]["other"].difference == (0, 0, 0), "the same texts"
     assert found["piqa/acc"]["other"].difference is None
     assert found["sciq/acc"]["other"].difference is None
 

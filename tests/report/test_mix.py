@@ -10,7 +10,7 @@ from seqarch.errors import UserError
 from seqarch.report import Findings, compare, figures, load_run, panels
 from seqarch.report.draft import draft_gap
 from seqarch.report.findings import ModelGaps
-from tests.report.runs_for_tests import load_groups, write_run
+from tests.report.runs_for_tests import load_groups, write_branched, write_run
 
 MIX = ("web", "arxiv", "github")
 
@@ -33,6 +33,15 @@ def test_a_gap_that_the_mix_weighs_is_zero(runs):
     reference, group = load_groups(runs)
     gaps = draft_gap(group.evaluations, reference.evaluations).gaps
     assert sum(share * gaps[name] for name, share in group.runs[0].facts["train"].items()) == pytest.approx(0, abs=1e-9)
+
+
+def test_finished_gaps_that_the_mix_weighs_are_zero(tmp_path):
+    options = {"domains": (), "mix": MIX}
+    runs = [write_branched(tmp_path / name, name, gap=gap, **options) for name, gap in (("pp", 0.0), ("mamba", 0.08))]
+    found = Findings.read(runs)
+    gap, shares = found.comparisons["mamba"].finished, found.reference.runs[0].facts["train"]
+    weighted = sum(share * gap.headline.domains[name] for name, share in shares.items())
+    assert weighted == pytest.approx(0, abs=1e-9)
 
 
 def test_the_mean_goes_over_the_domains_asked_for(runs):

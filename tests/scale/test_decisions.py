@@ -93,6 +93,8 @@ def test_models_that_the_largest_rung_lacks_are_left_out():
 def test_runs_of_one_size_have_budgets_as_rungs():
     points = [Point(model, "42M", 42e6, tokens, loss=3.0) for model in "ab" for tokens in (1e6, 2e6)]
     assert list(rungs_of(points)) == ["1M tokens", "2M tokens"]
+    points.append(Point("c", "42M", 42e6, 2.0001e6, loss=4.0))  # a step of another length more
+    assert rungs_of(points)["2M tokens"] == {"a": [3.0], "b": [3.0], "c": [4.0]}
 
 
 def test_rungs_compare_runs_at_their_ends_in_order_of_size():

@@ -82,6 +82,7 @@ def test_rows_that_changed_since_the_checkpoint_are_refused(tmp_path):
     first = CurvesLogger(tmp_path / "curves.csv")
     write(first, range(3))
     note = first.note
+    first.log_metrics({"lr-AdamW": 0.1}, 2)  # as `LearningRateMonitor` does at the next step's start
     write(first, range(3, 5))  # with a new column
     again = CurvesLogger(first.path)
     again.truncate(2, note)
