@@ -113,11 +113,7 @@ class Manifest(Checked):
         """Its documents and tokens, and what was left out."""
         train, held_out = (self.splits[split] for split in SPLITS)
         documents, tokens = train.documents + held_out.documents, train.tokens + held_out.tokens
-        left_out = {
-            "empty": self.empty_documents,
-            "too short": self.short_documents,
-            "too long": self.long_documents,
-        }
+        left_out = {"empty": self.empty_documents, "too short": self.short_documents, "too long": self.long_documents}
         found = ", ".join(f"{count:,} {which}" for which, count in left_out.items() if count)
         share = f"{held_out.tokens:,} held out" if train.tokens or not tokens else "all held out, none to train on"
         kept = f"{counted(documents, 'document')}, {tokens:,} {self.tokenizer} tokens ({share})"
