@@ -96,8 +96,6 @@ def parse_command(parser: ArgumentParser, args: Sequence[str]) -> Namespace:
     while name is not None and (commands := _commands(inner)):
         name = next((arg for arg in rest if arg in commands.choices), None)
         before = rest[: rest.index(name)] if name else rest
-        if name and (flags := [word for word in before if is_flag(word) and word not in HELP]):
-            raise UserError(f"{flags[0]} has no effect on {commands.choices[name].prog}: leave it out")
         _check_command(commands, compose(inner, before)[1], done=name is not None or bool({*HELP} & {*args}))
         if name:
             names.append(name)

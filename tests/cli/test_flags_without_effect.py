@@ -37,6 +37,7 @@ def test_a_flag_that_would_have_no_effect(refuse, command, flag):
 
 def test_flags_before_a_command_and_of_another_one(refuse):
     assert refuse("mixers", "--json", "new", "A") == "--json has no effect with new: leave it out"
+    assert refuse("data", "--workers", "2", "prepare", "x").startswith("unknown option --workers: ")
     for flag in ("--from=runs/a", "--profile=3"):
         said = refuse("validate", "--config", QUICKSTART, "--ckpt_path", "c", flag)
         assert said == f"{flag.partition('=')[0]} has no effect on seqarch validate: leave it out"
