@@ -43,6 +43,13 @@ def test_losses_are_those_of_the_model(batch_size):
     assert set(shapes[:-1]) == {(batch_size, T)}, "a compiled model meets one shape"
 
 
+def test_pairs_that_share_a_row_keep_their_own_answers():
+    text, scorer = list(b"a report on iron"), Scorer(small_lm(vocab=257), ByteTokenizer())
+    borders = (9, 3, 12)
+    together = scorer.log_likelihood([(text[:at], text[at:]) for at in borders])
+    torch.testing.assert_close(together, torch.cat([scorer.log_likelihood([(text[:at], text[at:])]) for at in borders]))
+
+
 def test_rows_may_be_read_one_at_a_time():
     class Reader:
         def __len__(self):
