@@ -90,19 +90,20 @@ class CurvesLogger(Logger):
             write_record(run, read_record(run) | self.note)
 
     @rank_zero_only
-    def truncate(self, step: int, noted: Mapping[str, Any] | None = None) -> None:
-        """Remove the rows after `step`: a run that resumes from that step's checkpoint writes them again.
+    def truncate(self, step: int, noted: Mapping[str, Any] | None = None, path: Path | None = None) -> None:
+        """Keep the rows up to `step`: a run that resumes from that step's checkpoint writes later ones again.
 
         A warning says which rows the file has lost.
 
         Args:
             step: the last one whose row is kept.
             noted: the `note` in the checkpoint.
+            path: the file of another run that this one goes on from.
 
         Raises:
             UserError: the rows are not those that the checkpoint noted; the file stays as it is.
         """
-        columns, rows = read_rows(self.path)
+        columns, rows = read_rows(path or self.path)
         noted = noted or {}
         # a callback may have logged more at this step after the checkpoint
         kept = [row for row in rows if int(row["step"]) <= step][: noted.get("rows")]
@@ -111,7 +112,7 @@ class CurvesLogger(Logger):
             of = f"{lost} of the {noted['rows']} rows that it had at step {step}"
             self._warn(f"lacks {of}; the run goes on, and its curves have a gap")
         elif noted.get("curves", self._checksum) != self._checksum:
-            raise UserError(f"{self.path} is not what the run had written at step {step}: restore it, or remove it")
+            raise UserError(f"{path or self.path} is not what the run had written at step {step}: restore it, or remove it")
         self._rewrite()
 
     def _keep(self, columns: list[str], rows: list[dict[str, str]]) -> None:

@@ -119,9 +119,10 @@ class RunFolder(L.Callback):
         self._began = True
         for logger in trainer.loggers:
             if isinstance(logger, CurvesLogger):
+                curves = (self._origin or self.path) / CURVES
+                logger.truncate(trainer.global_step or -1, self._noted, curves)  # a start from nothing keeps nothing
                 if self._origin and trainer.is_global_zero:
-                    copy_measurements(self._origin, self.path, trainer.global_step)
-                logger.truncate(trainer.global_step or -1, self._noted)  # a start from nothing keeps nothing
+                    copy_evaluations(self._origin, self.path, trainer.global_step)
             elif isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                 _purge(logger, trainer.global_step + 1 if trainer.global_step else 0)
         if trainer.is_global_zero:
@@ -355,14 +356,14 @@ def branch_steps(at: Sequence[float], model: LanguageModel, max_steps: int) -> d
 
 def begin(run: Path, branch: Path, step: int) -> None:
     """Copy to a branch what the run has measured up to `step`, and the configuration with the branch's steps."""
-    copy_measurements(run, branch, step)
+    copy_evaluations(run, branch, step)
+    shutil.copy2(run / CURVES, branch / CURVES)  # with later rows, which the branch leaves out when it starts
     folder.write_config(branch, branch_config(branch, folder.read_config(run)))
 
 
-def copy_measurements(origin: Path, run: Path, step: int) -> None:
-    """Copy to a run what the run that it comes from has measured up to a step, and later rows of its curves."""
+def copy_evaluations(origin: Path, run: Path, step: int) -> None:
+    """Copy to a run the evaluations, up to a step, of the run that it comes from."""
     (run / EVALUATIONS).mkdir(parents=True, exist_ok=True)
-    shutil.copy2(origin / CURVES, run / CURVES)
     for losses in folder.evaluation_paths(origin):
         if folder.step_of(losses) <= step:
             shutil.copy2(losses, run / EVALUATIONS)

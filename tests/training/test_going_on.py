@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 import torch
@@ -139,6 +140,17 @@ def test_what_cannot_go_on_is_refused(go_on, tmp_path, options, message):
     with pytest.raises(UserError, match=message):
         go_on(**options)
     assert not (tmp_path / "new").exists()
+
+
+def test_changed_curves_are_named_where_they_are(parent, go_on, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(parent, old)
+    kept = (old / "curves.csv").read_text()
+    (old / "curves.csv").write_text(kept.replace(".", ".5"))
+    with pytest.raises(UserError, match=f"{old}/curves.csv is not what the run had written at step 4: restore it"):
+        go_on(**{"from": old})
+    (old / "curves.csv").write_text(kept)
+    assert int(curves(go_on(**{"from": old}))[-1]["step"]) == 8
 
 
 def test_a_finished_run_names_the_command_that_trains_on(parent, go_on):
