@@ -174,16 +174,9 @@ def _missing(kind: type) -> str:
 
 def check_name(path: str, allow: Collection[str] = ()) -> None:
     """Refuse the dotted name of something that a file may not bring in; nothing is imported."""
-    if not all(part.isidentifier() for part in path.split(".")):
-        raise UserError(f"'{path}' is not the name of a class")
     if not any(path.startswith(f"{package}.") for package in {*packages(), *allow}):
-        raise UserError(refusal(path))
-
-
-def refusal(path: str) -> str:
-    """Why a name may not be imported, and what allows it."""
-    allowed = f"if you trust it, add {FLAG} {path.partition('.')[0]}"
-    return f"'{path}' belongs neither to seqarch nor to an installed plug-in: {allowed}"
+        allowed = f"if you trust it, add {FLAG} {path.partition('.')[0]}"
+        raise UserError(f"'{path}' belongs neither to seqarch nor to an installed plug-in: {allowed}")
 
 
 def check_is_class(path: str, found: Any) -> None:

@@ -23,7 +23,7 @@ from seqarch.arguments import Interval, Limited, check_limits, choices_of, has_l
 from seqarch.errors import UserError, near, one_line, one_of
 from seqarch.experiment.recipes import SEVERAL, bundled_recipes, compose, is_flag
 from seqarch.experiment.tree import SPEC, Tree
-from seqarch.plugins import FLAG, refusal, resolve, trust
+from seqarch.plugins import FLAG, resolve, trust
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 SEQUENCES = (list, set, collections.abc.Sequence, collections.abc.Iterable)
@@ -167,8 +167,6 @@ def first_sentence(message: str) -> str:
     lines = [one_line(re.sub(r"""Parser key "[^"]+"|<class '|'>""", "", line)) for line in message.splitlines()]
     lines = [line for each in lines if (line := each.strip(" :-")) and not line.startswith(UNSAID)]
     sentence = lines[0] if lines else "the command line is wrong; --help shows what is accepted"
-    if denied := re.search(r"Importing '([^']+)' is not allowed", message):
-        sentence = refusal(denied[1])
     return f"{key[1]}: {sentence}" if key else sentence
 
 
