@@ -103,8 +103,8 @@ class CurvesLogger(Logger):
         Raises:
             UserError: the rows are not those that the checkpoint noted; the file stays as it is.
         """
-        columns, rows = read_rows(path or self.path)
-        noted = noted or {}
+        path, noted = path or self.path, noted or {}
+        columns, rows = read_rows(path)
         # a callback may have logged more at this step after the checkpoint
         kept = [row for row in rows if int(row["step"]) <= step][: noted.get("rows")]
         self._keep(columns or self.columns, kept)
@@ -112,7 +112,7 @@ class CurvesLogger(Logger):
             of = f"{lost} of the {noted['rows']} rows that it had at step {step}"
             self._warn(f"lacks {of}; the run goes on, and its curves have a gap")
         elif noted.get("curves", self._checksum) != self._checksum:
-            raise UserError(f"{path or self.path} is not what the run had written at step {step}: restore it, or remove it")
+            raise UserError(f"{path} is not what the run had written at step {step}: restore it, or remove it")
         self._rewrite()
 
     def _keep(self, columns: list[str], rows: list[dict[str, str]]) -> None:
