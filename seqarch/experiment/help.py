@@ -51,7 +51,7 @@ class Help(DefaultHelpFormatter):
         return _word(hint_of(action)) or super()._get_default_metavar_for_optional(action)
 
     def _format_action_invocation(self, action: Action) -> str:
-        text = super()._format_action_invocation(action)  # with a second name for a list, which adds to it
+        text = super()._format_action_invocation(action)  # with a second name for a list, which we refuse
         return re.sub(r", --[\w.]+\+ \S+", "", text).replace("CLASS_PATH_OR_NAME", "CLASS")
 
     def _get_help_string(self, action: Action) -> str:

@@ -12,7 +12,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser  # pyright: ignore[rep
 
 import seqarch
 from seqarch.errors import UserError, absent, near, unknown
-from seqarch.experiment.tree import NUMBER, Tree, appended, at, merge, put, read_file, read_plain, read_text
+from seqarch.experiment.tree import NUMBER, Tree, merge, put, read_file, read_plain, read_text
 from seqarch.plugins import FLAG
 from seqarch.runs.files import check_new, write_text
 
@@ -179,7 +179,7 @@ def compose(
         UserError: a flag is unknown or has no value, or a recipe cannot be read.
     """
     tree = over_base(read_plain(recipe or {}))
-    actions = {string: action for action in parser._actions for string in action.option_strings}
+    actions = {flag: each for each in parser._actions for flag in each.option_strings if flag[-1] != "+"}
     words = []
     for flag, texts in _split(args, actions):
         if not flag:
@@ -194,7 +194,7 @@ def compose(
         parts = [read_file(Path(part)) if is_file else read_text(part) for part in texts]
         keys = f"{action.dest}{flag.removeprefix(name)}".split(".")
         value = Tree(parts) if action.nargs in SEVERAL else parts[0]
-        tree = put(tree, keys, appended(at(tree, keys), value) if flag.endswith("+") else value)
+        tree = put(tree, keys, value)
     for key, value in (overrides or {}).items():
         tree = _overridden(tree, key, value)
     return tree, words

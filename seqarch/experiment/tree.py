@@ -158,17 +158,9 @@ def put(tree: Tree, keys: Sequence[str], value: Tree, depth: int = 0) -> Tree:
         after = _spec(value)
         changed = "class_path" in before and "class_path" in after and _name(before) != _name(after)
         return value if changed else merge(tree, value, depth)
-    if isinstance(tree.value, list) and tree.value:  # an option of the class that was added last
-        return Tree([*tree.value[:-1], put(tree.value[-1], keys, value, depth)], tree.where)
     if "class_path" in before and keys[0] not in SPEC:
         keys = ["init_args", *keys]
     return Tree({**before, keys[0]: put(before.get(keys[0], Tree({})), keys[1:], value, depth + 1)}, tree.where)
-
-
-def appended(tree: Tree, value: Tree) -> Tree:
-    """A list with one value more, or with those of a list."""
-    lists = [part.value if isinstance(part.value, list) else [part] for part in (tree, value) if part.value]
-    return Tree([part for parts in lists for part in parts])
 
 
 def at(tree: Tree, keys: Sequence[str]) -> Tree:

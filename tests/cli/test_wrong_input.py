@@ -246,6 +246,7 @@ def test_private_attribute_of_jsonargparse_that_the_checker_reads():
     [
         (["--model.warmup_step=3"], "unknown option --model.warmup_step: did you mean --model.warmup_steps?"),
         (["--conf", "x.yaml"], "unknown option --conf: did you mean --config?"),
+        (["--trainer.callbacks+=TQDM"], "unknown option --trainer.callbacks+: did you mean --trainer.callbacks?"),
         (["--model.d_model"], "--model.d_model needs a value"),
         (
             ["--model.feed_forward.class_path=GeGLU", "--model.feed_forward.init_args.hidde=3"],
