@@ -13,8 +13,8 @@ evaluation points, not over the axis. Training passes through high losses within
 apart, and a straight line between them is a poor guess.
 
 The order of training is not used, because in-domain loss does not always fall. Points are sorted by it, and points of
-equal loss are averaged. The first tenth of each run's tokens is left out (`EARLY`): it is warm-up. So is the decay of
-the learning rate in a run with finished models, whose schedule is constant before.
+equal loss are averaged. Left out are the decay of the learning rate in a run with finished models, and the first tenth
+of the other tokens (`EARLY`): it is warm-up. Between them the schedule of such a run is constant.
 
 The speed of learning is the tokens at which runs reach an in-domain loss (`convergence`).
 

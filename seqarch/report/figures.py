@@ -135,10 +135,10 @@ def _gap(figure: Picture, axes: Axes, findings: Findings, group: Group, domain: 
 @report_figure(
     "Distance to the reference at the same {equal}",
     "Each curve is the vertical distance between a run and the reference in the first figure. Above zero, a run's "
-    "{loss} is higher than the reference's at that {equal}. The gap during training is the mean of these distances.",
+    "{loss} is higher than the reference's at that {equal}.",
 )
 def distance(findings: Findings) -> Picture | None:
-    """A domain's loss minus the reference's at the same in-domain loss. The gap is the mean of these curves."""
+    """A domain's loss minus the reference's at the same in-domain loss."""
     others = [(group, run) for group, run in findings.runs if group is not findings.reference]
     drawn = [(group, run, *distance_curve(run.evaluations, findings.reference.evaluations)) for group, run in others]
     drawn = [each for each in drawn if len(each[2])]
@@ -292,8 +292,8 @@ def implied_entropy(findings: Findings) -> Picture | None:
 @report_figure(
     "Loss saved by a second reading",
     "The model reads a held-out text twice, some distance apart (callback `RecallProbe`). The lines show the loss of "
-    "the first reading less the loss of the second. At 0 the model remembers nothing. A model that looks up earlier "
-    "tokens saves nats at every distance; a small state saves fewer at long distances.",
+    "this text after another one less its loss after itself. At 0 the model remembers nothing. A model that looks up "
+    "earlier tokens saves nats at every distance; a small state saves fewer at long distances.",
 )
 def recall(findings: Findings) -> Picture | None:
     """The nats that reading text again saves, over the tokens seen; a panel per distance, none without such columns."""
