@@ -109,9 +109,14 @@ class Summary:
             own = ends[model]
             if model != self.reference and own.rung == end.rung:
                 tokens = self.laws.saving(model, end, own.parameters)
-                slower = end.tokens_per_second / own.tokens_per_second
+                slower = self._speed(end) / self._speed(own)
                 savings.append((model, tokens, tokens.times(slower) if math.isfinite(slower) else None))
         return savings
+
+    def _speed(self, end: Point) -> float:
+        """The median speed of a model at a rung, of all its seeds."""
+        own = (each.tokens_per_second for each in self.points if (each.model, each.rung) == (end.model, end.rung))
+        return float(np.median([speed for speed in own if math.isfinite(speed)] or [math.nan]))
 
     @cached_property
     def predictions(self) -> list[Prediction]:

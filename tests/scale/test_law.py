@@ -62,6 +62,20 @@ def test_a_mixer_at_a_quarter_of_the_speed_takes_four_times_the_time_for_a_token
         assert getattr(time, end) == pytest.approx(4 * getattr(tokens, end))
 
 
+def test_a_model_has_the_median_speed_of_its_seeds_at_the_largest_rung_in_any_order():
+    speeds = {"mixer": (100.0, 500.0, 2000.0), "reference": (500.0,) * 3}
+    points = [
+        replace(each, tokens_per_second=speeds[each.model][each.seed] if each.parameters == SIZES[-1] else 7.0)
+        for each in simulated(np.random.default_rng(0), seeds=3)
+    ]
+    for ordered in (points, points[::-1]):
+        summary = Summary(ordered, "loss", "reference")
+        summary.laws = Laws(points, draws=2)
+        ((_, tokens, time),) = summary.savings
+        assert time is not None
+        assert time.ratio == pytest.approx(tokens.ratio)
+
+
 def test_a_saving_is_written_with_the_rung_of_the_reference_that_it_is_for(tmp_path, monkeypatch):
     points = [each for each in simulated(np.random.default_rng(0)) if each.parameters < SIZES[-1]]
     points += [replace(each, model="larger") for each in simulated(np.random.default_rng(0))]
