@@ -48,11 +48,10 @@ class Accuracy:
         right: pairs that keep their order.
         pairs: pairs with an order at both rungs.
         tied: the other pairs, which have equal losses at one of the rungs.
-        share_low: lower end of the 95 % interval of right / pairs; `None` if no pair is wrong, where a bootstrap has no
-            width.
+        share_low: lower end of the 95 % interval of right / pairs; `None` if the bootstrap has no width.
         share_high: its upper end.
         rank_correlation: Spearman's; `None` if all models of a rung have one loss, and so no order.
-        rank_correlation_low: lower end of its 95 % interval, over the draws that have one.
+        rank_correlation_low: lower end of its 95 % interval, over the draws that have one; `None` as `share_low`.
         rank_correlation_high: the upper end.
         chance: the probability that a random order has as many right pairs.
         decided_from: the largest difference at the smaller rung among wrong pairs; all pairs above it are right.
@@ -127,14 +126,12 @@ def _accuracy(rungs: Rungs, early: str, late: str, models: list[str]) -> Accurac
     kept = _kept(both, one, other)
     right, differences = kept > 0, np.abs(both[0, one] - both[0, other])
     wrong = differences[kept < 0].max(initial=0.0)
-    shares, correlations = (
-        np.quantile(each, (0.025, 0.975)).tolist() if len(each) else (None, None)
-        for each in _drawn(rungs, early, late, models)
-    )
+    ends = (np.quantile(each or [0.0], (0.025, 0.975)).tolist() for each in _drawn(rungs, early, late, models))
+    shares, correlations = ((low, high) if high - low > 1e-9 else (None, None) for low, high in ends)
     ordered = _is_ordered(both)
     return Accuracy(
         *(early, late, len(models), int(right.sum()), int((kept != 0).sum()), int((kept == 0).sum())),
-        *(shares if (kept < 0).any() else (None, None)),
+        *shares,
         *((float(spearmanr(*both)[0]), *correlations) if ordered else (None, None, None)),  # pyright: ignore[reportArgumentType]
         chance=float(kendalltau(*both, alternative="greater")[1]) if ordered else 1.0,  # pyright: ignore[reportArgumentType]
         decided_from=float(wrong),
@@ -152,7 +149,7 @@ def _is_ordered(both: np.ndarray) -> bool:
     return bool((np.ptp(both, axis=1) > 0).all())
 
 
-def _drawn(rungs: Rungs, early: str, late: str, models: list[str]) -> tuple[np.ndarray, np.ndarray]:
+def _drawn(rungs: Rungs, early: str, late: str, models: list[str]) -> tuple[list[float], list[float]]:
     """The share of right pairs and the rank correlation when models and their seeds are drawn again.
 
     Draws with fewer than three different models are left out, and so are pairs of a model with itself and ties. Draws
@@ -171,7 +168,7 @@ def _drawn(rungs: Rungs, early: str, late: str, models: list[str]) -> tuple[np.n
             shares.append((kept[kept != 0] > 0).mean())
         if _is_ordered(both):
             correlations.append(np.corrcoef(rankdata(both, axis=1))[0, 1])
-    return np.array(shares), np.array(correlations)
+    return shares, correlations
 
 
 def _redrawn(random: np.random.Generator, seeds: Sequence[float]) -> float:

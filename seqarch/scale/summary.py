@@ -206,13 +206,14 @@ def decision_rows(accuracies: Sequence[Accuracy]) -> list[list[str]]:
     head = ["order at", "order at the largest", "right pairs", "95 % interval", "rank correlation", "95 % interval"]
     rows = [[*head, "by chance", "all pairs right above"]]
     for each in accuracies:
-        share = "none is wrong" if each.share_low is None else f"{each.share_low:.0%} to {each.share_high:.0%}"
+        share = "none is wrong" if each.right == each.pairs else ""
+        if each.share_low is not None:
+            share = f"{each.share_low:.0%} to {each.share_high:.0%}"
         right = f"{each.right} of {each.pairs}" + (f" ({each.right / each.pairs:.0%})" if each.pairs else "")
         right += f", {each.tied} undecided" if each.tied else ""
-        ranks = "no order", ""
+        ranks = ["no order" if each.rank_correlation is None else f"{each.rank_correlation:.2f}", ""]
         if each.rank_correlation_low is not None:
-            interval = f"{each.rank_correlation_low:.2f} to {each.rank_correlation_high:.2f}"
-            ranks = f"{each.rank_correlation:.2f}", interval
+            ranks[1] = f"{each.rank_correlation_low:.2f} to {each.rank_correlation_high:.2f}"
         above = f"{each.decided_from:.4f} ({each.decided} pairs)"
         rows.append([each.early, each.late, right, share, *ranks, f"{each.chance:.2g}", above])
     return rows

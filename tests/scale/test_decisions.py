@@ -74,14 +74,23 @@ def test_draws_without_an_order_are_left_out_of_the_interval_of_the_rank_correla
     assert np.isfinite(np.array(shown, float)).all()
 
 
+def test_an_interval_without_width_is_none():
+    """All draws of three models hold the same pairs."""
+    (found,) = accuracies(rung("small", a=1.0, b=1.1, c=3.0) | rung("large", a=0.2, b=0.1, c=0.3))
+    assert (found.right, found.share_low, found.share_high) == (2, None, None)
+    assert decision_rows([found])[1][2:6] == ["2 of 3 (67%)", "", "0.50", ""]
+
+
 def test_seeds_widen_the_interval():
     losses = {"a": 1.0, "b": 1.1, "c": 1.2, "d": 1.25}
     steady = {"small": {k: [v, v] for k, v in losses.items()}, "large": {k: [v] for k, v in losses.items()}}
     noisy = {**steady, "small": {k: [v - 0.3, v + 0.3] for k, v in losses.items()}}
-    one, other = (accuracies(each)[0].rank_correlation_low for each in (steady, noisy))
-    assert one == pytest.approx(1.0)
-    assert other is not None
-    assert other < 0.5
+    (one,), (other,) = map(accuracies, (steady, noisy))
+    assert (one.rank_correlation, one.rank_correlation_low) == (pytest.approx(1.0), None)
+    assert other.rank_correlation_low is not None
+    assert other.rank_correlation_low < 0.5
+    assert other.share_low is not None
+    assert other.share_low < 1
 
 
 def test_models_that_the_largest_rung_lacks_are_left_out():
