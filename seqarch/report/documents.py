@@ -73,38 +73,30 @@ def stack_documents(parts: Sequence[DocumentLosses | None]) -> DocumentLosses | 
 
 
 def read_documents(
-    folder: Path, steps: Sequence[int], train: Mapping[str, float], ood: Sequence[str] = ()
+    folder: Path, step: int, train: Mapping[str, float], ood: Sequence[str] = ()
 ) -> DocumentLosses | None:
-    """The losses by document at `steps` of a run folder, `None` if the run did not keep them for every step.
+    """The losses by document after `step` of a run, `None` if it did not keep them.
 
     Args:
         folder: the run folder.
-        steps: the evaluations.
+        step: of the evaluation.
         train: the training domains and their weights.
         ood: the OOD domains that are compared.
 
     Raises:
         UserError: a file of `evaluations/` is damaged or lacks one of the domains.
     """
-    paths = [evaluation_path(folder, step) for step in steps]
-    if not paths or not all(path.is_file() for path in paths):
+    path = evaluation_path(folder, step)
+    if not path.is_file():
         return None
-    wanted = [*(f"in_domain/{name}" for name in train), *(f"ood/{name}" for name in ood)]
-    loss: dict[str, list[np.ndarray]] = {}
-    sequences, documents = {}, {}
-    for path in paths:
-        arrays = read_numbers(path)
-        wrong = f"{path} is damaged: remove it, and the run's documents are not resampled"
-        with refused(wrong, ValueError, KeyError, TypeError):
-            for name in (name for name in wanted if f"loss/{name}" in arrays):
-                unique, index = np.unique(arrays[f"document/{name}"], return_inverse=True)
-                sums = np.bincount(index, arrays[f"loss/{name}"].astype(np.float64))
-                if not np.array_equal(documents.get(name, unique), unique):
-                    raise ValueError("other documents than at the step before")
-                loss.setdefault(name, []).append(sums)
-                sequences[name], documents[name] = np.bincount(index), unique
-    stacked = {name: np.stack(sums) for name, sums in loss.items()}
-    if missing := [name for name in wanted if name not in stacked]:
-        raise UserError(f"{paths[0]} has no losses of {missing[0]}: it belongs to another run")
+    arrays, loss, sequences, documents = read_numbers(path), {}, {}, {}
+    wrong = f"{path} is damaged: remove it, and the run's documents are not resampled"
+    with refused(wrong, ValueError, KeyError, TypeError):
+        for name in (*(f"in_domain/{name}" for name in train), *(f"ood/{name}" for name in ood)):
+            if f"loss/{name}" not in arrays:
+                raise UserError(f"{path} has no losses of {name}: it belongs to another run")
+            documents[name], index = np.unique(arrays[f"document/{name}"], return_inverse=True)
+            loss[name] = np.bincount(index, arrays[f"loss/{name}"].astype(np.float64))[None]
+            sequences[name] = np.bincount(index)
     total = sum(train.values())
-    return DocumentLosses(stacked, sequences, documents, {name: each / total for name, each in train.items()})
+    return DocumentLosses(loss, sequences, documents, {name: each / total for name, each in train.items()})

@@ -225,7 +225,7 @@ class Run:
     def documents(self) -> DocumentLosses | None:
         """The losses of the last evaluation by document, `None` if the run did not keep them."""
         domains = self.domains if self.role is OOD else ()
-        return read_documents(self.folder, self.evaluations.step[-1:].tolist(), self.facts.get("train") or {}, domains)
+        return read_documents(self.folder, int(self.evaluations.step[-1]), self.facts.get("train") or {}, domains)
 
     @property
     def status(self) -> str:

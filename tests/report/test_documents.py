@@ -76,4 +76,4 @@ def test_a_damaged_file_is_named(run):
     with pytest.raises(UserError, match=r"step_00000100\.npz is damaged: remove it"):
         load_run(run).documents()
     with pytest.raises(UserError, match="no losses of in_domain/web"):
-        read_documents(run, [20], {"web": 1.0})
+        read_documents(run, 20, {"web": 1.0})
