@@ -49,8 +49,8 @@ def check_new(folder: Path) -> None:
 def check_inputs(folder: Path, job: Manifest) -> None:
     """Refuse a domain that was prepared from other inputs than those of `job`."""
     if is_domain(folder) and (differing := differing_inputs(Domain(folder).manifest, job)):
-        other = f"other inputs ({', '.join(differing)})"
-        raise UserError(f"{folder} was prepared from {other}: choose another domain name or --out, or remove it")
+        other = f"{origin(folder) or folder} was prepared from other inputs ({', '.join(differing)})"
+        raise UserError(f"{other}: choose another domain name or --out, or remove it")
 
 
 def assemble(job: Manifest, pieces: Sequence[Path], place: Path, tokenizer: Tokenizer) -> list[Manifest]:
@@ -143,9 +143,9 @@ def _check_splits(manifest: Manifest) -> None:
         raise UserError(f"no document in {empty[0]} of {manifest.domain} ({manifest.counts}): {more}")
 
 
-def publish(folder: Path, manifest: Manifest) -> None:
+def publish(folder: Path, manifest: Manifest, parts: Sequence[str] = (FOLDER, *SPLITS)) -> None:
     """Write the manifest, and all files to object storage if the folder is a mirror, which keeps the hold-out only."""
-    for path in sorted(path for part in (FOLDER, *SPLITS) for path in (folder / part).glob("*")):
+    for path in sorted(path for part in parts for path in (folder / part).glob("*")):
         upload(path)
         if origin(folder) and path.parent.name == "train":
             path.unlink()
@@ -186,7 +186,7 @@ def finish_adding(folder: Path, work: Path) -> None:
     if (work / "train").is_dir():
         shutil.rmtree(folder / "train", ignore_errors=True)
         os.rename(work / "train", folder / "train")
-    publish(folder, Manifest.read(work / MANIFEST))
+    publish(folder, Manifest.read(work / MANIFEST), ["train"])  # a mirror may keep the hold-out of an earlier domain
     (work / MANIFEST).unlink()
 
 

@@ -20,7 +20,7 @@ from seqarch.arguments import Count, Interval, check_fields
 from seqarch.data.assemble import add_documents, assemble, check_inputs, check_new, finish_adding
 from seqarch.data.files import find_files, is_hub, source_bytes, source_sha256, standard_input
 from seqarch.data.manifest import INPUTS, Manifest, Source, check_domain, differing_inputs
-from seqarch.data.remote import is_remote, mirror
+from seqarch.data.remote import is_remote, mirror, origin
 from seqarch.data.select import Select
 from seqarch.data.shards import PARTS, WORK, Domain, is_domain, list_domains
 from seqarch.data.sources import CUT, PIECE_BYTES, TEXTS
@@ -225,14 +225,15 @@ class Preparation:
 
     def _append(self, files: list[Path]) -> Manifest:
         folder = self._place
+        where = origin(folder) or folder
         if not is_domain(folder):
-            raise UserError(f"{folder} is not a prepared domain, so nothing can be added: leave out --append")
+            raise UserError(f"{where} is not a prepared domain, so nothing can be added: leave out --append")
         with self._locked(folder / WORK) as work:
             finish_adding(folder, work)
             before = Domain(folder)
             tokenizer = before.tokenizer if self.tokenizer is None else self._tokenizer()
             if tokenizer.name != (known := before.manifest.tokenizer):
-                raise UserError(f"{folder} has the tokenizer {known}, not {tokenizer.name}: leave out --tokenizer")
+                raise UserError(f"{where} has the tokenizer {known}, not {tokenizer.name}: leave out --tokenizer")
             job = dataclasses.replace(self._job(tokenizer, _describe(files)), **self._rules(before.manifest))
             if job.where:
                 say(f"{job.domain}: rows must meet {', '.join(job.where)}")
@@ -241,7 +242,7 @@ class Preparation:
             if len(again) == len(files):  # such as by this command, which was stopped after it
                 manifest = before.manifest
             elif again:
-                raise UserError(f"{again[0]} is in {folder} already: name new files only")
+                raise UserError(f"{again[0]} is in {where} already: name new files only")
             else:
                 self._tokenize(job, files, range(len(files)), tokenizer, work, before=len(before.manifest.sources))
                 manifest = add_documents(before, job, sorted(work.glob("piece-??????.npz")), work)

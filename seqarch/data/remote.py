@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seqarch.data.verified import cache_folder, is_known, remember, sha256_of
+from seqarch.data.verified import cache_folder, damaged, is_known, remember, sha256_of
 from seqarch.errors import UserError
 from seqarch.runs.files import atomic, write_text
 
@@ -85,7 +85,7 @@ def fetch(path: Path, sha256: str | None = None) -> Path:
             with _one_line(url, "read"):
                 _client().download_file(*_bucket_and_key(url), str(partial))
             if sha256 and sha256_of(partial) != sha256:
-                raise UserError(f"{url} is damaged: its checksum is not the manifest's; prepare the domain again")
+                raise damaged(url)
         if sha256:
             remember([path], sha256)
     return path

@@ -370,7 +370,7 @@ def checked(path: Path, summary: SplitSummary, *, again: bool = False) -> Path:
     try:
         fetch(path, checksum)
     except FileNotFoundError as url:
-        raise UserError(f"{url} is missing: prepare the domain again") from None
+        raise missing(str(url)) from None
     if checksum:
         verify(path, checksum, again=again)
     elif not path.is_file():

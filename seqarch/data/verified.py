@@ -54,12 +54,13 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def damaged(path: Path, how: str = "damaged: its content differs from its checksum in the manifest") -> UserError:
-    """The error for a file of a domain that is not as it was prepared."""
-    return UserError(f"{path} is {how}; restore it, or remove {path.parent.parent} and prepare the domain again")
+def damaged(path: Path | str, how: str = "damaged: its content differs from its checksum in the manifest") -> UserError:
+    """The error for a file of a domain, or its URL, that is not as it was prepared."""
+    domain = os.path.dirname(os.path.dirname(path)) or "."
+    return UserError(f"{path} is {how}; restore it, or remove {domain} and prepare the domain again")
 
 
-def missing(path: Path) -> UserError:
+def missing(path: Path | str) -> UserError:
     """The error for a file of a domain that is gone or too short."""
     return damaged(path, "missing or cut short")
 

@@ -129,6 +129,11 @@ def batches(module: TextDataModule) -> list[tuple[list, list]]:
     return [(batch["tokens"].tolist(), batch["sample"].tolist()) for batch in module.train_dataloader()]
 
 
+def remove(prefix: str) -> None:
+    for each in remote._client().list_objects_v2(Bucket="bucket", Prefix=prefix)["Contents"]:
+        remote._client().delete_object(Bucket="bucket", Key=each["Key"])
+
+
 def shards_on_disk(root: Path) -> list[Path]:
     return [path for path in root.rglob("chunk-*.bin") if path.parent.name == "train"]
 
@@ -179,7 +184,7 @@ def test_a_connection_that_never_comes(storage: Any, monkeypatch: pytest.MonkeyP
         data(URL)
 
 
-def test_a_damaged_shard(storage: Any) -> None:
+def test_a_damaged_shard(storage: Any, tmp_path: Path) -> None:
     client, key = remote._client(), "shards/web/train/chunk-0-3.bin"
     body = client.get_object(Bucket="bucket", Key=key)["Body"].read()
     client.put_object(Bucket="bucket", Key=key, Body=body[:-1] + bytes([body[-1] ^ 1]))
@@ -190,7 +195,11 @@ def test_a_damaged_shard(storage: Any) -> None:
     client.delete_object(Bucket="bucket", Key=key)
     with pytest.raises(UserError, match=r"s3://bucket/shards/web/train/chunk-0-3.bin is missing"):
         batches(data(URL))
-    client.put_object(Bucket="bucket", Key=key, Body=body)
+    with pytest.raises(UserError, match=r"or remove s3://bucket/shards/web and prepare the domain again"):
+        check(URL)
+    remove("shards/web/")
+    prepare([tmp_path / "web.jsonl"], URL, "web", "byte", holdout=0.2, workers=1)
+    check(URL)
 
 
 def test_the_cache_is_bounded(storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +255,28 @@ def test_a_tokenizer_and_added_documents_lie_there_too(
     ours, theirs = here.sequences("train", T), there.sequences("train", T)
     assert all(map(torch.equal, ours, theirs))
     there.check("train")
+
+
+def test_documents_are_added_from_a_machine_that_prepared_another_hold_out(
+    storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, web = "s3://bucket/other", tmp_path / "web.jsonl"
+    prepare([web], url, "web", "byte", holdout=0.2, workers=1)
+    check(url)
+    remove("other/web/")
+    monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "elsewhere"))
+    prepare([web], url, "web", "byte", holdout=0.3, workers=1)
+    with pytest.raises(UserError, match=r"^s3://bucket/other/web was prepared from other inputs"):
+        prepare([web], url, "web", "byte", holdout=0.2)
+    monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "cache"))
+    more = write_jsonl(tmp_path / "more.jsonl", make_texts(50, 7))
+    with pytest.raises(UserError, match=r"web.jsonl is in s3://bucket/other/web already"):
+        Preparation([web, more], url, "web", append=True, workers=1).run()
+    Preparation([more], url, "web", append=True, workers=1).run()
+    monkeypatch.setenv("SEQARCH_CACHE", str(tmp_path / "third"))
+    assert "web, holdout" in check(url)
+    listed = remote._client().list_objects_v2(Bucket="bucket", Prefix="other/")["Contents"]
+    assert not [each["Key"] for each in listed if "/." in each["Key"]]
 
 
 @pytest.mark.parametrize("url", ["s3://key:secret@bucket/shards", "s3://bucket/shards?token=secret", "https://x/y"])
