@@ -58,13 +58,8 @@ class Tokenizer(abc.ABC):
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of its ids in shards."""
-        return token_dtype(self.vocab_size)
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The type of token ids in shards: 16 bits as long as they suffice, else 32."""
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
+        """The type of its ids in shards: 16 bits as long as they suffice, else 32."""
+        return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<i4")
 
 
 class ByteTokenizer(Tokenizer):
