@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from scipy.stats import spearmanr
 
 from seqarch.report import Comparison, compare
 from seqarch.report.findings import Findings
-from seqarch.report.gap import common_budgets, pair_gaps
+from seqarch.report.gap import FinishedModels, common_budgets, pair_gaps
 from seqarch.report.runs import PARTS, Group, Run, load_run
 from seqarch.report.tables import finished, standings
 from seqarch.runs.tags import MEAN
@@ -91,10 +92,19 @@ def pairs(runs: Sequence[Run], reference: str) -> Iterator[tuple]:
                 yield name, seed, tokens, f"{gap:.6f}"
 
 
+def until(models: FinishedModels, tokens: int) -> FinishedModels:
+    """The same candidates without their models of larger budgets, and without parts."""
+    candidates = {
+        name: {seed: each.at(each.tokens <= tokens) for seed, each in seeds.items()}
+        for name, seeds in models.candidates.items()
+    }
+    return replace(models, candidates=candidates, parts={})
+
+
 def settled(findings: Findings, tokens: int) -> Iterator[tuple]:
     """The verdict on each model by the finished models of at most `tokens`."""
     assert findings.finished_models is not None
-    for name, gap in findings.finished_models.until(tokens).gaps().items():
+    for name, gap in until(findings.finished_models, tokens).gaps().items():
         sentence = gap.sentence(name, findings.reference.name)
         yield name, gap.headline.tokens, gap.headline.pairs, gap.word, sentence
 

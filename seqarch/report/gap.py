@@ -88,14 +88,6 @@ class FinishedModels:
             for name, gap in gaps.items()
         }
 
-    def until(self, tokens: int) -> "FinishedModels":
-        """The same candidates without their models of larger budgets, and without parts."""
-        candidates = {
-            name: {seed: each.at(each.tokens <= tokens) for seed, each in seeds.items()}
-            for name, seeds in self.candidates.items()
-        }
-        return replace(self, candidates=candidates, parts={})
-
     @cached_property
     def ends(self) -> np.ndarray:
         """The budgets, in order."""

@@ -8,13 +8,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.budget_tables import compared, ranks
+from benchmarks.budget_tables import compared, ranks, until
 from benchmarks.exam_records import pack, unpack
 from seqarch.errors import UserError
+from seqarch.report.gap import FinishedModels
 from seqarch.tables import read_csv
 from tests.report.runs_for_tests import write_branched, write_run
+from tests.report.test_gap import TOKENS, shifted
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/budget_tables.py"
 
@@ -85,6 +88,15 @@ def test_ranks_count_the_reference_as_zero_and_leave_models_out() -> None:
 def test_models_without_a_gap_and_those_left_out_are_not_compared() -> None:
     gaps = [{"run": run, "tokens": tokens} for run, tokens in (("a", "1"), ("a", "2"), ("base-3e-3", "1"), ("c", ""))]
     assert compared(gaps, ["base-*"]) == {"a"}
+
+
+def test_models_of_larger_budgets_do_not_unsettle_a_smaller_one() -> None:
+    steady, moved = shifted(np.array([0.4, 0.3, 0.3, 0.3])), shifted(np.array([0.4, 0.3, 0.3, 0.9]))
+    candidates = {"it": {0: steady, 1: steady, 2: moved}}
+    models = FinishedModels(candidates, dict.fromkeys(range(3), shifted(0.0)), of_reference={int(TOKENS[2]): 2.0})
+    assert not models.gaps()["it"].settled
+    found = until(models, int(TOKENS[2])).gaps()["it"]
+    assert (found.word, found.headline.tokens) == ("worse", TOKENS[2])
 
 
 def run_folder(path: Path, status: str) -> Path:

@@ -350,12 +350,3 @@ def test_runs_that_can_settle_nothing_say_so_first():
     assert small.sentence("it", "base").startswith("A tiny exam settles nothing: it is above base: +0.200")
     zero = verdict([0.2, 0.2, 0.0, 0.0], limits="A tiny exam settles nothing")
     assert ": it cannot be told apart from base: +0.000" in zero.sentence("it", "base")
-
-
-def test_models_of_larger_budgets_do_not_unsettle_a_smaller_one():
-    steady, moved = shifted(np.array([0.4, 0.3, 0.3, 0.3])), shifted(np.array([0.4, 0.3, 0.3, 0.9]))
-    candidates = {"it": {0: steady, 1: steady, 2: moved}}
-    models = FinishedModels(candidates, dict.fromkeys(range(3), shifted(0.0)), of_reference={int(TOKENS[2]): 2.0})
-    assert not models.gaps()["it"].settled
-    until = models.until(int(TOKENS[2])).gaps()["it"]
-    assert (until.word, until.headline.tokens) == ("worse", TOKENS[2])
