@@ -41,10 +41,6 @@ class SeqarchLM(TemplateLM):
     def eot_token_id(self) -> int:
         return self.text.eos_id
 
-    @property
-    def tokenizer_name(self) -> str:
-        return f"seqarch-{self.text.name}"
-
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **options: Any) -> list[int]:
         return self._encoded(string)
 
