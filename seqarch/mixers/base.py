@@ -315,11 +315,6 @@ def reset_children(module: nn.Module) -> None:
         reset() if callable(reset) else reset_children(child)
 
 
-def divide_heads(d_model: int, n_heads: int) -> int:
-    """Channels of a head; refuses `n_heads` that does not divide `d_model`."""
-    return divide(d_model=d_model, n_heads=n_heads)
-
-
 def size_heads(width: float, n_heads: int, head_dim: int | None, *, called: str = "d_model") -> int:
     """Channels of a head: `head_dim` or, if that is None, width / `n_heads`; messages call the width `called`.
 

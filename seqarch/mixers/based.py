@@ -11,21 +11,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from seqarch.arguments import Count
+from seqarch.arguments import Count, divide
 from seqarch.kernels import OPS, taylor_linear_attention
 from seqarch.kernels.taylor_attention import n_features
 from seqarch.kernels.tensors import at_least_float32, document_positions
 from seqarch.mixers.attention import Attention
-from seqarch.mixers.base import (
-    Mixer,
-    MixerState,
-    Scale,
-    divide_heads,
-    init_linear,
-    is_fused,
-    linear_flops,
-    residual_std,
-)
+from seqarch.mixers.base import Mixer, MixerState, Scale, init_linear, is_fused, linear_flops, residual_std
 from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import Kernel, ShortConvolution, other_backend
 
@@ -65,7 +56,7 @@ class TaylorLinearAttention(RecurrentMixer):
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
         self.n_heads, self.key_dim = n_heads, feature_dim
-        self.state_shape = (n_heads, n_features(feature_dim), divide_heads(d_model, n_heads) + 1)
+        self.state_shape = (n_heads, n_features(feature_dim), divide(d_model=d_model, n_heads=n_heads) + 1)
         self.qkv = nn.Linear(d_model, 2 * n_heads * feature_dim + d_model, bias=False)
         is_fused(self.qkv, n_heads * feature_dim, n_heads * feature_dim, d_model)
         self.out = nn.Linear(d_model, d_model, bias=False)

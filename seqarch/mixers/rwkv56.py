@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.arguments import Count
+from seqarch.arguments import Count, divide
 from seqarch.kernels import rwkv6
 from seqarch.kernels.tensors import at_least_float32
-from seqarch.mixers.base import Scale, divide_heads, is_fused, leave_undecayed, undecayed
+from seqarch.mixers.base import Scale, is_fused, leave_undecayed, undecayed
 from seqarch.mixers.few_inputs import has_few_inputs
 from seqarch.mixers.options import with_options_of
 from seqarch.mixers.recurrent import Composes, Projected, RecurrentMixer, RecurrentState
@@ -41,7 +41,7 @@ class RWKVTimeMix(RecurrentMixer):
     def __init__(self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: Count, backend: str = "auto") -> None:
         super().__init__(d_model, layer_idx, n_layers, backend)
         self.n_heads = n_heads
-        self.head_dim = divide_heads(d_model, n_heads)
+        self.head_dim = divide(d_model=d_model, n_heads=n_heads)
         self.receptance_mix, self.key_mix, self.value_mix, self.gate_mix = (
             nn.Parameter(torch.empty(d_model)) for _ in MIXED
         )

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seqarch.arguments import Count
+from seqarch.arguments import Count, divide
 from seqarch.kernels.packed import each_document
 from seqarch.kernels.tensors import at_least_float32, check_sequences
-from seqarch.mixers.base import Scale, divide_heads, undecayed
+from seqarch.mixers.base import Scale, undecayed
 from seqarch.mixers.recurrent import Projected, RecurrentMixer, RecurrentState
 from seqarch.mixers.short_convolution import Kernel, ShortConvolution
 
@@ -48,7 +48,7 @@ class SLSTM(RecurrentMixer):
         self, d_model: int, layer_idx: int, n_layers: int, *, n_heads: Count = 4, conv_size: Kernel = 4
     ) -> None:
         super().__init__(d_model, layer_idx, n_layers)
-        self.n_heads, self.head_dim = n_heads, divide_heads(d_model, n_heads)
+        self.n_heads, self.head_dim = n_heads, divide(d_model=d_model, n_heads=n_heads)
         self.state_shape = ((n_heads, self.head_dim),) * 4
         self.convolution = ShortConvolution(d_model, conv_size, bias=True)
         self.gates = nn.Parameter(torch.empty(GATES, n_heads, self.head_dim, self.head_dim))
