@@ -268,5 +268,5 @@ class SplitWriter:
         for name, checksum in files.items():
             remember([self._folder / name], checksum)
         used = self._counts[self._counts > 0] / max(1, self._tokens)
-        entropy = -math.fsum(used * np.log(used))
+        entropy = math.fsum(-used * np.log(used))
         return SplitSummary(self._documents, self._tokens, self._text_bytes, entropy, self._digest.hexdigest(), files)

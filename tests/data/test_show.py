@@ -25,6 +25,7 @@ def test_a_sample_is_decoded_document_by_document(tmp_path: Path) -> None:
     prepare([file], tmp_path / "out", "web", "byte", holdout=0)
     shown = show(tmp_path / "out" / "web")
     assert "web, train, from news.jsonl lines 1-2:\n    a naïve reader\n    reads\n    ---\n    on\n" in shown
+    assert "-0.000" not in shown  # the empty hold-out
 
 
 def test_a_folder_without_domains(tmp_path: Path) -> None:
