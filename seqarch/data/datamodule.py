@@ -161,8 +161,10 @@ class TextDataModule(Limited, LightningDataModule):
             kind = WholeDocuments if self.pack == "whole" else DocumentSequences
             sequences = kind(domain, split, self.sequence_length + 1)
         if not len(sequences):
-            few = f"{domain.manifest.splits[split].tokens:,} tokens, and a sequence has {self.sequence_length + 1:,}"
-            raise UserError(f"the {split} split of '{domain.name}' has {few}: make data.sequence_length smaller")
+            tokens = domain.manifest.splits[split].tokens
+            few = f"{tokens:,} tokens, and a sequence has {self.sequence_length + 1:,}"
+            advice = "make data.sequence_length smaller" if tokens else "prepare it with another --holdout"
+            raise UserError(f"the {split} split of '{domain.name}' has {few}: {advice}")
         return sequences
 
     @property
@@ -229,13 +231,15 @@ class TextDataModule(Limited, LightningDataModule):
 
     def changed_since(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The values in a checkpoint's `state_dict` that are others now, so that its position means other samples."""
-        before = {"document_mask": False, "pack": "cut", **state}  # those of earlier versions
+        earlier = {"document_mask": False, "pack": "cut", "train_order": [*state.get("train", ())]}
+        before = {**earlier, **state}
         return {what: before.get(what) for what, now in self._identity().items() if before.get(what) != now}
 
     def _identity(self) -> dict[str, Any]:
         checksums = "".join(each.shards.summary.sha256 for each in self._splits[: len(self.train)])
         return {
             "train": self.train,
+            "train_order": [*self.train],
             "sequence_length": self.sequence_length,
             "sequences_per_step": self.sequences_per_step,
             "seed": self.seed,

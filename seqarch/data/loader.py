@@ -127,6 +127,8 @@ class TrainLoader:
                 self.position += 1
                 yield batch
             return
+        except GeneratorExit:  # of a process that ends, which has lost the name of the next class
+            return
         except UserError as error:
             message = str(error).strip().rpartition("UserError: ")[2]  # a worker's message follows a traceback
             error.with_traceback(None)  # which a frame of PyTorch holds: the two would wait for garbage collection
