@@ -1,6 +1,7 @@
 """The files that text is read from: on a disk, in a folder, from standard input, or of the Hugging Face Hub."""
 
 import contextlib
+import glob
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -39,17 +40,13 @@ def find_files(names: Sequence[str | Path], subset: str | None = None, split: st
         if (whole := path if is_hub(path) else path.resolve()) in seen:
             raise UserError(f"{path} is named twice: name each file once")
         seen.add(whole)
-        _check(path)
+        if not path.name.endswith(READ):
+            raise UserError(f"{path}: cannot read this kind of file; its name must end with {', '.join(READ)}")
+        if not is_hub(path):
+            check_file(path)
+            if path.stat().st_size == 0:
+                raise UserError(f"{path}: the file is empty")
     return files
-
-
-def _check(path: Path) -> None:
-    if not path.name.endswith(READ):
-        raise UserError(f"{path}: cannot read this kind of file; its name must end with {', '.join(READ)}")
-    if not is_hub(path):
-        check_file(path)
-    if not is_hub(path) and path.stat().st_size == 0:
-        raise UserError(f"{path}: the file is empty")
 
 
 def _of_folder(folder: Path) -> list[Path]:
@@ -64,7 +61,8 @@ def _of_folder(folder: Path) -> list[Path]:
         if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
             raise UserError(f"{folder}/state.json lists no tables of this folder: save the data set again")
         return [folder / str(name) for name in names]
-    files = sorted(path for path in folder.rglob("*") if path.name.endswith(READ) and path.stat().st_size)
+    inside = (folder / name for name in glob.iglob("**", root_dir=folder, recursive=True, include_hidden=True))
+    files = sorted(path for path in inside if path.name.endswith(READ) and not path.is_dir() and path.stat().st_size)
     if not files:
         raise UserError(f"{folder} holds no text: its files must end with {', '.join(READ)}")
     return files

@@ -165,11 +165,12 @@ class Preparation:
         job = self._job(tokenizer, _describe(files, range(first, stop)))
         if self.part and is_domain(place):
             raise UserError(f"{place} is a prepared domain: choose another domain name or --out, or remove it")
-        if not self.part and (done := _prepared(place, job)):
+        if not self.part and not (place / WORK).is_dir() and (done := _prepared(place, job)):
             return done
         folder = place / PARTS / f"{part + 1}-of-{n_parts}" if self.part else place / WORK
         with self._locked(folder) as work:
-            if not self.part and (done := _prepared(place, job)):  # another process prepared it in the meantime
+            if not self.part and (done := _prepared(place, job)):  # in the meantime, or killed before it removed this
+                shutil.rmtree(work)
                 return done
             self._tokenize(job, files, range(first, stop), tokenizer, work)
             if self.part:
@@ -177,8 +178,8 @@ class Preparation:
                 say(f"{_label(job)}: part {self.part} is done; after all parts: seqarch data join {place}")
                 return []
             manifests = assemble(job, sorted(work.glob("piece-??????.npz")), place, tokenizer)
-        shutil.rmtree(work)
-        say("\n".join(map(summary, manifests)))
+            shutil.rmtree(work)
+        say("\n".join(f"{each.domain}: {each.counts}" for each in manifests))
         return manifests
 
     @contextlib.contextmanager
@@ -247,7 +248,7 @@ class Preparation:
                 self._tokenize(job, files, range(len(files)), tokenizer, work, before=len(before.manifest.sources))
                 manifest = add_documents(before, job, sorted(work.glob("piece-??????.npz")), work)
         shutil.rmtree(work)
-        say(f"{summary(manifest)}: added already, nothing to do" if again else summary(manifest))
+        say(f"{self.domain}: {manifest.counts}{': added already, nothing to do' if again else ''}")
         return manifest
 
 
@@ -291,13 +292,13 @@ def join(folder: str | Path) -> list[Manifest]:
         pieces = [piece for path in parts for piece in sorted(path.glob("piece-??????.npz"))]
         manifests = assemble(job, pieces, place, tokenizer)
     shutil.rmtree(place / PARTS)
-    say("\n".join(map(summary, manifests)))
+    say("\n".join(f"{each.domain}: {each.counts}" for each in manifests))
     return manifests
 
 
 def _digests(work: Path) -> dict[str, str]:
     """The SHA-256 of each file of a part."""
-    files = [path for path in sorted(work.rglob("*")) if path.is_file() and path.name not in ("lock", DONE)]
+    files = [path for path in sorted(work.rglob("*")) if path.is_file() and not path.name.startswith(("lock", DONE))]
     return {path.relative_to(work).as_posix(): sha256_of(path) for path in files}
 
 
@@ -305,14 +306,9 @@ def _label(job: Manifest) -> str:
     return job.domain or f"domains by {job.domain_field}"
 
 
-def summary(manifest: Manifest) -> str:
-    """One line: documents and tokens of a domain."""
-    return f"{manifest.domain}: {manifest.counts}"
-
-
 def _names(paths: Sequence[Path]) -> list[str]:
     """Names of files, relative to the folder that they share."""
-    parents = [path.parent if is_hub(path) else path.resolve().parent for path in paths]
+    parents = [path.parent if is_hub(path) else Path(os.path.abspath(path)).parent for path in paths]
     shared = Path(os.path.commonpath(parents))
     return [(parent / path.name).relative_to(shared).as_posix() for path, parent in zip(paths, parents, strict=True)]
 
@@ -332,15 +328,15 @@ def _prepared(place: Path, job: Manifest) -> list[Manifest]:
     """
     if job.domain:
         check_inputs(place, job)
-        found = [Domain(place).manifest] if is_domain(place) else []
+        found = [Domain(place)] if is_domain(place) else []
     elif (place / WORK).is_dir():  # an interrupted run has not written all
         return []
     else:
-        every = [Domain(place / name).manifest for name in list_domains(place)]
-        found = [each for each in every if not differing_inputs(each, job)]
-    for manifest in found:
-        say(f"{summary(manifest)}: prepared already, nothing to do")
-    return found
+        every = [Domain(place / name) for name in list_domains(place)]
+        found = [each for each in every if not differing_inputs(each.manifest, job)]
+    for each in found:
+        say(f"{each.name}: {each.manifest.counts}: prepared already, nothing to do")
+    return [each.manifest for each in found]
 
 
 def _clear_other_job(work: Path, job: Manifest, names: list[str]) -> None:

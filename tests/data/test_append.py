@@ -32,6 +32,18 @@ def test_the_conditions_of_the_domain_hold_for_added_rows(tmp_path: Path, capsys
     assert Domain(tmp_path / "web").manifest.where == ("score>=3",)
 
 
+def test_the_name_of_a_domain_is_that_of_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = rows(tmp_path / "old.jsonl", text=["an old text"]), rows(tmp_path / "new.jsonl", text=["a new text"])
+    add = Preparation([new], tmp_path, "books", append=True, workers=1).run
+    again = Preparation([old], tmp_path, "books", "byte", holdout=0).run
+    Preparation([old], tmp_path, "web", "byte", holdout=0, workers=1).run()
+    (tmp_path / "web").rename(tmp_path / "books")
+    capsys.readouterr()
+    for run in (again, add, add):
+        run()
+        assert capsys.readouterr().out.startswith("books: ")
+
+
 def test_rows_of_other_domains_are_not_added(tmp_path: Path) -> None:
     old = rows(tmp_path / "old.jsonl", text=["an old page", "an old book"], set=["web", "books"])
     new = rows(tmp_path / "new.jsonl", text=["a new page", "a new book"], set=["web", "books"])

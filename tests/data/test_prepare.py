@@ -230,6 +230,19 @@ def test_a_killed_run_goes_on_between_finished_pieces(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_a_run_that_was_killed_after_its_last_file_leaves_nothing_behind(
+    jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = jsonl(make_texts(40, 0)), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(module.shutil, "rmtree", lambda *_, **__: None)
+        prepare([file], out, "web", "byte", holdout=0.2, workers=1)
+    assert (out / "web/.work").is_dir()
+    prepare([file], out, "web", "byte", holdout=0.2, workers=1)
+    assert "prepared already" in capsys.readouterr().out
+    assert not (out / "web/.work").exists()
+
+
 def _recording(replace: Callable, written: list[str]) -> Callable:
     def record(source: Path, target: Path) -> None:
         written.append(Path(target).name)

@@ -175,6 +175,9 @@ def parts(tmp_path: Path, n: int = 7) -> list[Path]:
 def test_joined_parts_are_one_run_bit_by_bit(tmp_path: Path, n: int) -> None:
     inputs: Any = {"files": parts(tmp_path), "domain": "web", "tokenizer": "byte", "holdout": 0.2, "workers": 1}
     Preparation(out=tmp_path / "whole", **inputs).run()
+    unfinished = tmp_path / f"out/web/.parts/1-of-{n}/done.json.partial"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.touch()  # as a killed process leaves it
     for part in range(n, 0, -1):
         assert Preparation(out=tmp_path / "out", part=f"{part}/{n}", **inputs).run() == []
         assert not (tmp_path / "out/web/manifest.json").exists()
@@ -425,6 +428,20 @@ def test_another_tokenizer_cannot_be_added(jsonl: Write, tmp_path: Path) -> None
         Preparation([jsonl(TEXTS, "b.jsonl")], tmp_path, "web", "mixtral", append=True).run()
     shutil.rmtree(tmp_path / "web/.work")
     assert contents(tmp_path / "web") == before
+
+
+def test_links_in_a_folder_are_files_of_it(tmp_path: Path) -> None:
+    """As in the cache of the Hugging Face Hub, whose files are links to others by their checksum."""
+    folder = tmp_path / "texts"
+    for name, blob in {"en": "1", "de": "2"}.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "train.jsonl").symlink_to(write_jsonl(tmp_path / blob, [f"a text {name}"]))
+    (tmp_path / "more").mkdir()
+    write_jsonl(tmp_path / "more/train.jsonl", ["another text"])
+    (folder / "fr").symlink_to(tmp_path / "more")
+    (folder / "notes.md").mkdir()
+    manifest = prepare([folder], tmp_path / "out", "web", "byte", holdout=0, workers=1)
+    assert [each.file for each in manifest.sources] == ["de/train.jsonl", "en/train.jsonl", "fr/train.jsonl"]
 
 
 def test_folders_of_nothing(tmp_path: Path) -> None:
