@@ -18,7 +18,7 @@ from seqarch.experiment.load import check_model, module_of
 from seqarch.hf.families import FAMILIES, family, of_mamba_ssm
 from seqarch.hf.fla import of_rwkv
 from seqarch.hf.model import SeqarchConfig
-from seqarch.hf.rules import convert
+from seqarch.hf.rules import Rule, convert
 from seqarch.model import SequenceLM
 from seqarch.runs.files import atomic, check_file, check_folder, check_new, read_json
 from seqarch.runs.folder import TOKENIZER, checkpoint_path, run_name, write_config, write_record
@@ -176,11 +176,8 @@ def _of_family(config: Mapping[str, Any], weights: dict[str, Tensor], folder: Pa
     if target.prefix and not any(name.startswith(target.prefix) for name in weights):
         weights = {target.prefix + name: each for name, each in weights.items()}
     weights = {name.replace("backbone.embedding.", "backbone.embeddings."): each for name, each in weights.items()}
-    if content["hyper_parameters"]["tie_embeddings"]:
-        shapes.pop(HEAD)
-        head, embedding = weights.pop("lm_head.weight", None), next(r.theirs[0] for r in rules if r.ours == EMBEDDING)
-        if head is not None and not torch.equal(head, weights.get(embedding, head)):
-            raise UserError("lm_head.weight differs from the embedding, but the configuration ties them")
+    if content["hyper_parameters"]["tie_embeddings"] and "lm_head.weight" in weights:
+        rules.append(Rule(HEAD, ("lm_head.weight",)))
     return {**content, "state_dict": with_head(convert(rules, weights, shapes))}
 
 
@@ -192,6 +189,9 @@ def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[
     lm = module.built()
     with refused("the model cannot be imported", UserError, why=True):
         check_model(lm, tokenizer)
+        embedding, head = (content["state_dict"][name].float() for name in (EMBEDDING, HEAD))
+        if lm.head.weight is lm.embedding.weight and not torch.equal(embedding, head):
+            raise UserError("its head differs from its embedding, but config.json ties them")
     if data.get("sequence_length", 0) is None:
         data["sequence_length"] = min(LENGTH, content["TextDataModule"]["sequence_length"])
     recipe = {"run_dir": str(out), "model": content["hyper_parameters"], **({"data": data} if data else {})}

@@ -240,6 +240,16 @@ def test_an_exported_folder_comes_back_bit_for_bit(name, exported, tmp_path):
         evaluate_checkpoint(tmp_path / "run", "Copying")
 
 
+@pytest.mark.parametrize("name", ["Attention", "llama-2"])
+def test_a_head_of_its_own_is_refused_where_the_configuration_ties_it(name, exported, tmp_path):
+    folder = tmp_path / "exported"
+    exported(MIXERS[name], tie_embeddings=False) if name in MIXERS else published(name, folder)
+    changed(folder, tie_word_embeddings=True)
+    with pytest.raises(UserError, match="its head differs from its embedding"):
+        import_model(folder, tmp_path / "run", tokenizer="byte")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_damaged_exported_folder_leaves_no_run(exported, tmp_path):
     folder = exported(MIXERS["Attention"]).folder
     facts = json.loads((folder / "config.json").read_text())["seqarch"]
