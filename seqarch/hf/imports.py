@@ -192,6 +192,8 @@ def _write(out: Path, content: dict[str, Any], tokenizer: Tokenizer, data: dict[
         embedding, head = (content["state_dict"][name].float() for name in (EMBEDDING, HEAD))
         if lm.head.weight is lm.embedding.weight and not torch.equal(embedding, head):
             raise UserError("its head differs from its embedding, but config.json ties them")
+    if data:
+        data = {"document_mask": bool(content["TextDataModule"].get("document_mask")), **data}
     if data.get("sequence_length", 0) is None:
         data["sequence_length"] = min(LENGTH, content["TextDataModule"]["sequence_length"])
     recipe = {"run_dir": str(out), "model": content["hyper_parameters"], **({"data": data} if data else {})}

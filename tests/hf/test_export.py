@@ -18,7 +18,7 @@ from seqarch.data.codecs import TIKTOKEN
 from seqarch.data.tokenizer_files import find_tokenizer
 from seqarch.data.tokenizers import begin_document, load_tokenizer
 from seqarch.errors import UserError
-from seqarch.runs.folder import named_checkpoint, read_record, write_record
+from seqarch.runs.folder import named_checkpoint, read_config, read_record, write_record
 from seqarch.training.checkpoint import export_weights, read_checkpoint
 from seqarch.training.weights import write_content
 from tests.data.test_tokenizer_files import (
@@ -119,14 +119,19 @@ def test_a_tokenizer_that_is_a_file_goes_along(kind, files, tmp_path):  # noqa: 
     assert loaded(folder).num_parameters() == seqarch.load(path)[0].n_parameters()
 
 
-def test_a_model_that_read_each_document_alone_does_so_in_every_form(tmp_path):
+def test_a_model_that_read_each_document_alone_does_so_in_every_form(shards, tmp_path):
     path = checkpoint(tmp_path, MIXERS["Attention"])
     content = read_checkpoint(path)
     content["TextDataModule"]["document_mask"] = True
     write_content(path, content)
     folder = export(path, tmp_path / "out")
-    for each in (folder / "model.safetensors", import_model(folder, tmp_path / "run")):
+    data = {"root": str(shards), "train": {"docs": 1}, "sequence_length": None}
+    run = import_model(folder, tmp_path / "run", data=data)
+    for each in (folder / "model.safetensors", run):
         assert seqarch.load(each)[0].document_mask
+    assert read_config(run)["data"]["document_mask"]
+    other = import_model(folder, tmp_path / "other", data={**data, "document_mask": False})
+    assert not read_config(other)["data"]["document_mask"]
     theirs = AutoTokenizer.from_pretrained(folder)
     assert theirs(["the", ""], ["dog", ""])["input_ids"] == [[*b"thedog"], []]
     assert theirs.bos_token_id == 256
