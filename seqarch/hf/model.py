@@ -261,7 +261,7 @@ class SeqarchForCausalLM(PreTrainedModel, GenerationMixin):
                 other. Padding changes nothing: a padded row gives what it gives by itself.
             cache: the states after earlier tokens, from an earlier call; updated in place.
             past_key_values: the same, as transformers called it before.
-            labels: `[B, T]` ids, shifted inside; -100 is left out of the loss.
+            labels: `[B, T]` ids, shifted inside; -100 is left out of the loss, and so is a token after padding.
             use_cache: whether to return the states; room for `max_position_embeddings` tokens.
             logits_to_keep: number of last positions whose logits are given; 0 for all.
             **options: `num_items_in_batch`, by which the loss is divided in place of the number of labels.
@@ -283,6 +283,9 @@ class SeqarchForCausalLM(PreTrainedModel, GenerationMixin):
         logits = logits[:, -logits_to_keep:] if logits_to_keep else logits
         loss = None
         if labels is not None:
+            if attention_mask is not None:  # no token is predicted from padding
+                before = attention_mask[:, -labels.shape[1] : -1]
+                labels = torch.cat((labels[:, :1], labels[:, 1:].masked_fill(before == 0, -100)), dim=1)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **options)
         states: dict[str, Any] = {CACHE: cache}
         return CausalLMOutputWithPast(loss=loss, logits=logits, **states)  # pyright: ignore[reportArgumentType]

@@ -207,6 +207,20 @@ def test_the_loss_is_that_of_the_labels_and_its_gradient_does_not_depend_on_chec
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+@torch.no_grad()
+def test_the_loss_of_padded_rows_is_that_of_the_rows_alone(use_cache, exported):
+    """No token is predicted from padding."""
+    lm, _, folder = exported(MIXERS["Attention"])
+    batch = tokenized(folder)
+    tokens, mask = batch["input_ids"], batch["attention_mask"]
+    loss = loaded(folder)(**batch, labels=tokens.masked_fill(mask == 0, -100), use_cache=use_cache).loss
+    rows = [row[own.bool()][None] for row, own in zip(tokens, mask, strict=True)]
+    counts = torch.tensor([row.shape[1] - 1.0 for row in rows])
+    alone = torch.stack([lm(row[:, :-1], row[:, 1:]) for row in rows])
+    torch.testing.assert_close(loss, (alone * counts).sum() / counts.sum())
+
+
 def test_the_trainer_accumulates_over_batches_as_over_one(exported, tmp_path):
     pytest.importorskip("accelerate")
     _, _, folder = exported(MIXERS["Mamba2"])
