@@ -302,7 +302,8 @@ class SeqarchForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length, *_, **__
     ) -> None:
-        if generation_config.cache_implementation is not None:
-            raise UserError("models of seqarch have states of their own: leave cache_implementation out")
+        for name in ("cache_implementation", "prefill_chunk_size"):
+            if getattr(generation_config, name) is not None:
+                raise UserError(f"models of seqarch have states of their own: leave {name} out")
         if generation_config.use_cache is not False and model_kwargs.get(CACHE) is None:
             model_kwargs[CACHE] = StateCache(self.lm, max_cache_length + 1)

@@ -151,8 +151,9 @@ def test_arguments_that_the_model_cannot_follow_are_refused(exported):
             model(tokens, **options)
     with pytest.raises(TypeError, match="input_ids"):
         model()
-    with pytest.raises(UserError, match="cache_implementation"):
-        model.generate(tokens, cache_implementation="static")
+    for option in ({"cache_implementation": "static"}, {"prefill_chunk_size": 2}):
+        with pytest.raises(UserError, match=f"states of their own: leave {next(iter(option))} out"):
+            model.generate(tokens, **option)
 
 
 def test_weights_of_another_model_are_refused(exported, tmp_path):
