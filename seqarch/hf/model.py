@@ -9,7 +9,7 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from seqarch.errors import UserError
+from seqarch.errors import UserError, refused
 from seqarch.experiment.load import module_of
 from seqarch.kernels.tensors import autocast_dtype
 from seqarch.mixers.base import each_tensor
@@ -64,10 +64,12 @@ class StateCache:
             raise UserError("attention_mask hides tokens after the first: pad on the left, before the first token")
         if sum(len(rows) for rows, _, _ in self.groups) != len(tokens):
             raise UserError(f"past_key_values is of another batch, not of {len(tokens)} rows")
-        parts = [
-            self.lm(tokens[rows, max(0, before - self.length) :], state=state, last_only=last_only)
-            for rows, before, state in self.groups
-        ]
+        room = f"past_key_values (room for {self.max_length} tokens) cannot take these: leave it or use_cache out"
+        with refused(room, UserError, why=True):
+            parts = [
+                self.lm(tokens[rows, max(0, before - self.length) :], state=state, last_only=last_only)
+                for rows, before, state in self.groups
+            ]
         self.length += tokens.shape[1]
         width = 1 if last_only else tokens.shape[1]
         logits = parts[0].new_zeros(len(tokens), width, parts[0].shape[-1])

@@ -122,6 +122,8 @@ def test_a_conversation_goes_on_from_its_states(exported):
     prompt = batch["input_ids"][0][batch["attention_mask"][0].bool()]
     expected = lm(torch.cat((prompt, more[0]))[None])[0, -5:]
     torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(UserError, match=r"past_key_values \(room for 48 tokens\) cannot take these"):
+        model(torch.randint(0, 257, (3, 48)), past_key_values=cache)
 
 
 @torch.no_grad()
