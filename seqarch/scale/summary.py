@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from seqarch.errors import UserError, check_known, say
+from seqarch.report.panels import Picture, log_axis, own_style, panels, save
+from seqarch.report.styles import styles
 from seqarch.runs.files import check_folder, replaced
 from seqarch.runs.tags import IN_DOMAIN
 from seqarch.scale.decisions import (
@@ -131,9 +133,6 @@ class Summary:
 
     def write(self, out: Path) -> list[Path]:
         """Write the summary into a folder and return its files, with the one that `register` writes."""
-        from seqarch.report.panels import save
-        from seqarch.scale.figure import scale_figure
-
         check_folder(out, out.parent)
         with replaced(out) as new:
             (new / "scale.md").write_text(f"# Scale\n\n{self.text}\n", encoding="utf-8")
@@ -141,10 +140,38 @@ class Summary:
             write_csv(new / "savings.csv", SAVINGS, self._saving_rows())
             names = [each.name for each in fields(Accuracy)]
             write_csv(new / "decisions.csv", names, [astuple(each) for each in self.accuracies])
-            save({"scale": scale_figure(self)}, new)
+            save({"scale": self.figure()}, new)
         return [
             out / name for name in ("scale.md", "losses.csv", "savings.csv", "decisions.csv", PREDICTIONS, "scale.png")
         ]
+
+    def figure(self) -> Picture:
+        """A panel for each rung, a colour for each model: losses over training tokens; lines are the laws."""
+        sizes = dict.fromkeys(point.rung for point in sorted(self.points, key=lambda point: point.parameters))
+        laws = None if isinstance(self.laws, str) else self.laws
+        looks = styles({model: model for model in self.models})
+        with own_style():
+            figure, grid = panels(len(sizes), sharey=True)
+            for axes, rung in zip(grid, sizes, strict=True):
+                axes.set_title(rung)
+                for model in self.models:
+                    own = [point for point in self.points if (point.model, point.rung) == (model, rung)]
+                    own.sort(key=lambda point: point.tokens)
+                    tokens = np.array([point.tokens for point in own])
+                    losses = [point.loss for point in own]
+                    style = looks[model].line(label=model)
+                    has_law = laws is not None and model in laws.models and own
+                    figure.plot(axes, model, tokens, losses, **style | ({"linestyle": "none"} if has_law else {}))
+                    if has_law and laws is not None:
+                        at = np.geomspace(tokens.min(), tokens.max(), 50)
+                        law = [laws.loss(model, own[0].parameters, each) for each in at]
+                        axes.plot(at, law, color=style["color"], linestyle=style["linestyle"], linewidth=1.0)
+            log_axis(grid[0])
+            figure.supxlabel("training tokens")
+            figure.supylabel(self.label)
+            handles, labels = grid[0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside right center", fontsize=8)
+        return figure
 
     def _losses(self) -> str:
         rows = [["model", *self.rungs]]
