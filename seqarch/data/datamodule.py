@@ -231,15 +231,18 @@ class TextDataModule(Limited, LightningDataModule):
 
     def changed_since(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The values in a checkpoint's `state_dict` that are others now, so that its position means other samples."""
-        earlier = {"document_mask": False, "pack": "cut", "train_order": [*state.get("train", ())]}
-        before = {**earlier, **state}
-        return {what: before.get(what) for what, now in self._identity().items() if before.get(what) != now}
+        before = {"document_mask": False, "pack": "cut", **state}  # those of earlier versions
+
+        def ordered(value: Any) -> Any:  # samples depend on the order of the domains too
+            return [*value.items()] if isinstance(value, dict) else value
+
+        now = self._identity()
+        return {what: before.get(what) for what in now if ordered(before.get(what)) != ordered(now[what])}
 
     def _identity(self) -> dict[str, Any]:
         checksums = "".join(each.shards.summary.sha256 for each in self._splits[: len(self.train)])
         return {
             "train": self.train,
-            "train_order": [*self.train],
             "sequence_length": self.sequence_length,
             "sequences_per_step": self.sequences_per_step,
             "seed": self.seed,

@@ -88,7 +88,7 @@ class Provenance(Checked):
         raise UserError("; ".join(refusals))
 
 
-TEXT = {"train", "train_order", "shards", "sequence_length", "pack"}
+TEXT = {"train", "shards", "sequence_length", "pack"}
 """What makes another order of other rows of the training text, which then begins at its start."""
 MEASURED = ("data.eval_", "data.ood", "ood_loss.tasks", "recall_probe.", "attention_entropy.")
 WHEN = (".every_n_steps", ".at")
