@@ -179,6 +179,7 @@ def compose(
         UserError: a flag is unknown or has no value, or a recipe cannot be read.
     """
     tree = over_base(read_plain(recipe or {}))
+    # the parser has a second flag for each list, with a + after it
     actions = {flag: each for each in parser._actions for flag in each.option_strings if flag[-1] != "+"}
     words = []
     for flag, texts in _split(args, actions):
