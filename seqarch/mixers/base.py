@@ -56,7 +56,7 @@ class Clock:
 class MixerState:
     """The memory of a mixer between calls of `forward`: a key/value cache, a recurrent state.
 
-    A subclass is a dataclass whose fields are tensors, tuples of tensors, other states or plain numbers.
+    A subclass is a dataclass whose fields are tensors `[B, ...]`, tuples of them, other states or plain numbers.
     `forward` updates it in place: its fields are new after the call. Only the mixer that made a state looks inside it.
     """
 
@@ -86,7 +86,7 @@ class MixerState:
         """
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]
         nested = [value.pin(clock) for value in values if isinstance(value, MixerState)]
-        return self.static and all(nested)
+        return self.static and all(nested) and not any(isinstance(value, int | float) for value in values)
 
     def owned(self) -> "list[tuple[MixerState, str]]":
         """Each field that holds a tensor or a tuple of tensors: its state (this one or a nested one) and its name."""

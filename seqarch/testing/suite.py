@@ -280,8 +280,9 @@ class MixerSuite(MixerHarness):
         for capability, argument in (("decode", "state"), ("packed", "cu_seqlens")):
             assert capability not in mixer.capabilities or argument in mixer.takes, f"forward takes no {argument}"
         if "decode" in mixer.capabilities:
-            state = mixer.init_state(1, 2, "cpu", torch.float64)
+            state = mixer.init_state(3, 2, "cpu", torch.float64)
             assert isinstance(state, MixerState), f"init_state returned a {type(state).__name__}, not a MixerState"
+            assert {each.shape[:1] for each in state.tensors()} <= {(3,), ()}, "a state's tensor is not [B, ...]"
         else:
             refuses("init_state without 'decode'", mixer.init_state, 1, 2, "cpu", torch.float64)
             refuses("state_bytes without 'decode'", mixer.state_bytes, 2)

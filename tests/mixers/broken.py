@@ -13,6 +13,7 @@ from seqarch.mixers.attention import Attend, Attention
 from seqarch.mixers.base import Mixer, MixerState, linear_flops
 from seqarch.mixers.based import TaylorLinearAttention
 from seqarch.mixers.cores import KeyValueState, WindowState
+from seqarch.mixers.recurrent import RecurrentState
 from seqarch.mixers.rwkv7 import RWKV7Shell
 
 
@@ -192,6 +193,11 @@ class ClaimsTooMuch(ToyMean):
 class PromisesNothingButDecodes(ToyMean):
     def init_state(self, batch_size, max_length, device, dtype):
         return MixerState()
+
+
+class KeepsRowsSecond(TaylorLinearAttention):
+    def init_state(self, batch_size, max_length, device, dtype):
+        return RecurrentState(torch.zeros(2, batch_size, self.d_model, device=device, dtype=dtype))
 
 
 class AttendFromZero(Attend):
@@ -375,6 +381,7 @@ BROKEN: list[tuple[type[Mixer], dict[str, Any], str]] = [
     (ReadsUninitialisedMemory, {}, "test_uninitialised_memory"),
     (SwallowsPacking, {}, "test_refusals"),
     (PromisesNothingButDecodes, {}, "test_refusals"),
+    (KeepsRowsSecond, HEADS, "test_refusals"),
     (BreaksTheGraph, {}, "test_compile"),
     (ScalesNothing, {}, "test_refusals"),
     (ScalesByNothing, HEADS, "test_refusals"),

@@ -1,16 +1,17 @@
 """Generation: for every mixer, static steps, prompts in pieces and ragged prompts equal ordinary generation."""
 
+import dataclasses
 import functools
 import inspect
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 import torch
 import yaml
 
 from seqarch.errors import UserError
-from seqarch.mixers.base import Clock
+from seqarch.mixers.base import Clock, MixerState
 from seqarch.mixers.cores import KeyValueState
 from seqarch.mixers.registry import load_mixer, mixer_entries
 from seqarch.model import Decoder, GeGLU, RWKVChannelMix, SequenceLM, generate, with_bf16_weights
@@ -214,6 +215,16 @@ def test_a_state_that_grows_steps_in_the_ordinary_way(monkeypatch):
     step = StaticStep(Decoder(lm, capture=True), lm.init_state(1, 40, "cpu", torch.float64), tokens(1, 40), 0)
     assert not step.static
     assert step.stream is None
+
+
+def test_a_state_that_counts_in_python_serves_no_static_steps():
+    @dataclasses.dataclass
+    class Mean(MixerState):
+        total: torch.Tensor
+        seen: int = 0
+        static: ClassVar[bool] = True
+
+    assert not Mean(torch.zeros(1)).pin(Clock.at(0, 1, torch.device("cpu")))
 
 
 def test_a_batch_that_cannot_fit_is_refused_with_the_one_that_fits(monkeypatch):

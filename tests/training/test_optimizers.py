@@ -101,7 +101,8 @@ def test_projections_that_share_a_layer_are_several_matrices():
     assert "head.weight" not in tied
 
 
-def test_muon_is_that_of_pytorch_and_adamw_for_the_rest():
+@pytest.mark.parametrize("size", ["match_rms_adamw", "original"])
+def test_muon_is_that_of_pytorch_and_adamw_for_the_rest(size):
     ours, theirs = build(), build()
     kinds = {
         name: kind._replace(heights=kind.heights and (sum(kind.heights),)) for name, kind in kinds_of(ours).items()
@@ -114,10 +115,10 @@ def test_muon_is_that_of_pytorch_and_adamw_for_the_rest():
         for role, decayed in (("embedding", True), ("vector", False))
     ]
     both = (
-        torch.optim.Muon(matrices, lr=RATE, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(matrices, lr=RATE, weight_decay=0.1, adjust_lr_fn=size),
         torch.optim.AdamW(others, lr=RATE, betas=(0.9, 0.95), fused=True),
     )
-    optimizer = muon(ours, kinds)
+    optimizer = muon(ours, kinds, adjust_lr_fn=size)
     for lm, steps in ((ours, [optimizer]), (theirs, both)):
         lm(rows()[:, :-1], rows()[:, 1:]).backward()
         for each in steps:

@@ -71,7 +71,7 @@ def build(settings: Settings, mixer: str, width: int, options: Mapping[str, Any]
     kind = load_mixer(mixer)
     mixers: dict[str, Any] = {"mixer": partial(kind, **options)}
     pattern = ["mixer"]
-    if settings.conv and not kind.in_every_layer:
+    if settings.conv and settings.layers > 1 and not kind.in_every_layer:
         mixers["conv"] = partial(GatedConvolution, expand=1)
         pattern = ["conv"] * (settings.layers - 1) + ["mixer"]
     learned = settings.positions == "learned" and _has(mixer, "position")

@@ -74,8 +74,9 @@ class Settings:
         return self._segments(self.train, 2 * (epoch if self.fresh else 0))
 
     def testing(self) -> list[Examples]:
-        """The test segments."""
-        return self._segments(self.test, 1)
+        """The test segments; a task with splits takes them from that of the test."""
+        splits = "split" in inspect.signature(TASKS[self.task].examples).parameters
+        return self._segments([{**({"split": "test"} if splits else {}), **segment} for segment in self.test], 1)
 
     def _segments(self, segments: Sequence[Segment], part: int) -> list[Examples]:
         """Segments with separate seeds: even parts are for training, odd parts for the test."""

@@ -281,6 +281,11 @@ def test_settings_of_every_task_make_examples():
         assert asked.answers.max() < max(settings.vocab_size, find_settings(task, "tiny", {}).vocab_size)
 
 
+def test_another_number_of_tests_keeps_their_split():
+    (examples,) = find_settings("icll", "tiny", {"test": [{"n": 5}]}).testing()
+    assert examples.truth is not None
+
+
 def test_published_settings_of_based():
     settings = find_settings("mqar", "small", {})
     assert settings.vocab_size == 8192
