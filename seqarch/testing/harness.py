@@ -215,9 +215,14 @@ class MixerHarness:
         return torch.cat([self.run(mixer, piece) for piece in inputs.cut([*filter(None, documents)])], dim=1)
 
     @staticmethod
+    def leaves(mixer: Mixer, inputs: Inputs) -> dict[str, Tensor]:
+        """The inputs and the parameters that are trained, by their names."""
+        return {**inputs.named(), **{name: each for name, each in mixer.named_parameters() if each.requires_grad}}
+
+    @staticmethod
     def with_gradients(mixer: Mixer, inputs: Inputs, output: Tensor, size: float = 1.0) -> dict[str, Tensor]:
         """The output and the gradients of its `weighted` sum, computed from `size` times this sum."""
-        leaves = {**inputs.named(), **dict(mixer.named_parameters())}
+        leaves = MixerHarness.leaves(mixer, inputs)
         loss = size * MixerHarness.weighted(output)
         gradients = zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True)
         found = {f"gradient of {name}": grad / size for name, grad in gradients if grad is not None}

@@ -159,7 +159,7 @@ class MixerSuite(MixerHarness):
         if not self.differentiable:
             pytest.skip("the gradient of this mixer is not meant to be the derivative")
         mixer, inputs = self.drawn(configuration)
-        leaves = {**inputs.named(), **dict(mixer.named_parameters())}
+        leaves = self.leaves(mixer, inputs)
         gradients = self.with_gradients(mixer, inputs, self.run(mixer, inputs))
         step = 1e-6
         with torch.no_grad():
@@ -177,15 +177,17 @@ class MixerSuite(MixerHarness):
     def test_bfloat16(self, configuration: Configuration) -> None:
         half, inputs = self.drawn(configuration, torch.bfloat16)
         single = self.build(configuration, torch.bfloat16).float()
-        expected = self.run(single, inputs.map(lambda tensor: tensor.detach().float()))
-        results = {"bfloat16 weights": self.run(half, inputs)}
+        wide = inputs.map(lambda tensor: tensor.detach().float().requires_grad_())
+        expected = self.with_gradients(single, wide, self.run(single, wide))
+        outputs = {"bfloat16 weights": (half, self.run(half, inputs))}
         with torch.autocast("cpu", torch.bfloat16):
-            results["autocast"] = self.run(single, inputs)
-        assert results["bfloat16 weights"].dtype == torch.bfloat16
-        for name, output in results.items():
-            assert_near(f"{name} next to float32", output, expected, self.bfloat16_tolerance)
-            gradients = torch.autograd.grad(output.float().square().sum(), list(inputs.named().values()))
-            assert all(gradient.isfinite().all() for gradient in gradients), f"{name}: gradients are not finite"
+            outputs["autocast"] = single, self.run(single, inputs)
+        assert outputs["bfloat16 weights"][1].dtype == torch.bfloat16
+        for name, (mixer, output) in outputs.items():
+            found = self.with_gradients(mixer, inputs, output)
+            assert_near(f"{name} next to float32", output, expected["output"], self.bfloat16_tolerance)
+            assert found.keys() == expected.keys(), f"{name}: no {min(expected.keys() ^ found.keys())}"
+            assert all(each.isfinite().all() for each in found.values()), f"{name}: gradients are not finite"
 
     @torch.no_grad()
     def test_bfloat16_state(self, configuration: Configuration) -> None:
@@ -329,7 +331,7 @@ class MixerSuite(MixerHarness):
         losses: Losses = {}
         output = self.run(mixer, inputs, losses=losses)
         found = self.with_gradients(mixer, inputs, output + sum(losses.values()))
-        for name, _ in mixer.named_parameters():
+        for name in (name for name, each in mixer.named_parameters() if each.requires_grad):
             assert (gradient := found.get(f"gradient of {name}")) is not None, f"{name} has no gradient"
             assert gradient.any(), f"the gradient of {name} is zero"
 

@@ -195,6 +195,12 @@ class PromisesNothingButDecodes(ToyMean):
         return MixerState()
 
 
+class TrainsNothingUnderAutocast(ToyMean):
+    def forward(self, x, **options):
+        out = super().forward(x, **options)
+        return out.detach() + 0 * x if torch.is_autocast_enabled("cpu") else out
+
+
 class KeepsRowsSecond(TaylorLinearAttention):
     def init_state(self, batch_size, max_length, device, dtype):
         return RecurrentState(torch.zeros(2, batch_size, self.d_model, device=device, dtype=dtype))
@@ -381,6 +387,7 @@ BROKEN: list[tuple[type[Mixer], dict[str, Any], str]] = [
     (ReadsUninitialisedMemory, {}, "test_uninitialised_memory"),
     (SwallowsPacking, {}, "test_refusals"),
     (PromisesNothingButDecodes, {}, "test_refusals"),
+    (TrainsNothingUnderAutocast, {}, "test_bfloat16"),
     (KeepsRowsSecond, HEADS, "test_refusals"),
     (BreaksTheGraph, {}, "test_compile"),
     (ScalesNothing, {}, "test_refusals"),

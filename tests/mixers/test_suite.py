@@ -47,6 +47,16 @@ class TestWithoutParameters(MixerSuite):
     mixer = WithoutParameters
 
 
+class WithFrozenParameter(ToyMean):
+    def __init__(self, d_model: int, layer_idx: int, n_layers: int) -> None:
+        super().__init__(d_model, layer_idx, n_layers)
+        self.out.bias.requires_grad_(False)
+
+
+class TestWithFrozenParameter(MixerSuite):
+    mixer = WithFrozenParameter
+
+
 @pytest.mark.parametrize(
     ("broken", "options", "test"), BROKEN, ids=[f"{broken.__name__}-{test}" for broken, _, test in BROKEN]
 )

@@ -6,15 +6,19 @@ from functools import partial
 from typing import Any
 
 import torch
+from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
 from seqarch.errors import unknown
 from seqarch.exam.derive import Recipe, Size, from_mixer, set_option
+from seqarch.experiment.checker import parse_tree
+from seqarch.experiment.tree import read_plain
 from seqarch.mixers.base import GIVEN_BY_THE_MODEL, Losses
 from seqarch.mixers.based import GatedConvolution
 from seqarch.mixers.registry import load_mixer
 from seqarch.model import SequenceLM
 from seqarch.model.block import ADDED
+from seqarch.model.lm import MixerFactory
 from seqarch_recall.settings import Settings, check_types
 
 HEADS = 2
@@ -69,7 +73,10 @@ def build(settings: Settings, mixer: str, width: int, options: Mapping[str, Any]
     """
     torch.manual_seed(settings.seed)
     kind = load_mixer(mixer)
-    mixers: dict[str, Any] = {"mixer": partial(kind, **options)}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--mixer", type=MixerFactory)
+    asked = read_plain({"mixer": {"class_path": mixer, "init_args": dict(options)}})
+    mixers: dict[str, MixerFactory] = {"mixer": parser.instantiate(parse_tree(parser, asked)).mixer}
     pattern = ["mixer"]
     if settings.conv and settings.layers > 1 and not kind.in_every_layer:
         mixers["conv"] = partial(GatedConvolution, expand=1)

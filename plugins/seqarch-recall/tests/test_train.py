@@ -56,6 +56,13 @@ def test_attention_learns_and_stops(tmp_path):
     assert done.scores.slices.keys() == {"2", "4"}
 
 
+@pytest.mark.parametrize("core", ["Top1ChunkCore", {"class_path": "Top1ChunkCore", "init_args": {"chunk_size": 8}}])
+def test_an_option_may_be_a_class(core):
+    settings = find_settings("mqar", "tiny", QUICK)
+    model = build(settings, "RWKV7Shell", 16, derived(settings, "RWKV7Shell", 16, 16, {"core": core}), 16)
+    assert "Top1ChunkCore" in {type(each).__name__ for each in model.modules()}
+
+
 @pytest.mark.commands
 def test_an_interrupted_training_goes_on_with_the_same_numbers(tmp_path):
     settings = find_settings("mqar", "tiny", {**QUICK, "fresh": True})
