@@ -1,5 +1,6 @@
 """`SeqarchForCausalLM`: one class of transformers for every model of seqarch, plug-ins included."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ class StateCache:
         if sum(len(rows) for rows, _, _ in self.groups) != len(tokens):
             raise UserError(f"past_key_values is of another batch, not of {len(tokens)} rows")
         room = f"past_key_values (room for {self.max_length} tokens) cannot take these: leave it or use_cache out"
-        with refused(room, UserError, why=True):
+        full = self.length + tokens.shape[1] > self.max_length
+        with refused(room, UserError, why=True) if full else contextlib.nullcontext():
             parts = [
                 self.lm(tokens[rows, max(0, before - self.length) :], state=state, last_only=last_only)
                 for rows, before, state in self.groups

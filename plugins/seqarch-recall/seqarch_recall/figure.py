@@ -2,8 +2,9 @@
 
 `published.csv` holds the points of the figure in Zoology's README (github.com/HazyResearch/zoology, MQAR of Based),
 read to +-0.02. That figure's axis counts four times the elements (`_compute_state_size` of zoology/model.py), and for
-RWKV-7 the square of the width. `elements` are those of the same configurations: the mixer's state, and 3 values per
-channel of the convolution before it.
+RWKV-7 the square of the width. `elements` are those of the same configurations: the mixer's state, without that of
+short convolutions in it, and 3 values per channel of the convolution before it. Our points count those convolutions,
+and 2 values per channel.
 """
 
 import dataclasses
