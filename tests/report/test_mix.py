@@ -40,6 +40,7 @@ def test_finished_gaps_that_the_mix_weighs_are_zero(tmp_path):
     runs = [write_branched(tmp_path / name, name, gap=gap, **options) for name, gap in (("pp", 0.0), ("mamba", 0.08))]
     found = Findings.read(runs)
     gap, shares = found.comparisons["mamba"].finished, found.reference.runs[0].facts["train"]
+    assert gap is not None
     weighted = sum(share * gap.headline.domains[name] for name, share in shares.items())
     assert weighted == pytest.approx(0, abs=1e-9)
 
