@@ -111,7 +111,8 @@ def recur(
     wide = torch.promote_types(first.dtype, torch.float32)
     with torch.autocast(first.device.type, enabled=False):
         given = [None if t is None else t.to(wide) for t in tensors]
-        o, state = each_document(forms[first.shape[1] > 1], given, initial_state, cu_seqlens)
+        form = forms[1] if first.shape[1] > 1 else forms[0]  # torch.compile 2.10 takes no bool as an index
+        o, state = each_document(form, given, initial_state, cu_seqlens)
         return (scale * o).to(first.dtype), state
 
 
