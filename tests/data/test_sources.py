@@ -1,4 +1,4 @@
-"""Text of every kind, by parts, by domains and added later."""
+"""Text of every kind, by parts and by domains."""
 
 import csv
 import io
@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from seqarch import cli
-from seqarch.data import assemble as assembling
 from seqarch.data import files
 from seqarch.data.prepare import Preparation, join, prepare
 from seqarch.data.select import Condition
@@ -27,7 +26,6 @@ from seqarch.errors import UserError
 from tests.data.conftest import make_texts, write_jsonl
 from tests.data.test_prepare import contents, texts_of, tokens_of, zstd
 
-Write = Callable[..., Path]
 TEXTS = [*make_texts(30, 0), 'a "quoted" text, with a comma\nand a line', "tab\tand \\ backslash"]
 
 
@@ -306,62 +304,6 @@ def test_words_that_python_reads_as_numbers() -> None:
     assert [Condition.parse("x<inf").holds(each) for each in rows[2:4]] == [False, True]
 
 
-def test_added_documents_leave_the_hold_out_alone(jsonl: Write, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    old, new = jsonl(make_texts(60, 0), "old.jsonl"), jsonl(make_texts(60, 1), "new.jsonl")
-    options: Any = {"holdout": 0.3, "workers": 1}
-    prepare([old], tmp_path / "out", "web", "byte", **options)
-    prepare([old, new], tmp_path / "both", "web", "byte", **options)
-    before = contents(tmp_path / "out/web/holdout")
-    added = ["data", "prepare", str(new), "--out", str(tmp_path / "out"), "--domain", "web", "--append"]
-    cli.run(added)
-    assert contents(tmp_path / "out/web/holdout") == before
-    assert contents(tmp_path / "out/web/train") == contents(tmp_path / "both/web/train")
-    manifest = Domain(tmp_path / "out/web").manifest
-    assert [source.file for source in manifest.sources] == ["old.jsonl", "new.jsonl"]
-    assert manifest.splits["train"] == Domain(tmp_path / "both/web").manifest.splits["train"]
-    assert {path.name for path in (tmp_path / "out/web").iterdir()} == {"holdout", "manifest.json", "train"}
-    capsys.readouterr()
-    before = contents(tmp_path / "out")
-    cli.run(added)
-    assert capsys.readouterr().out.endswith("added already, nothing to do\n")
-    assert contents(tmp_path / "out") == before
-    with pytest.raises(UserError, match=r"new\.jsonl is in .*web already: name new files only"):
-        cli.run([*added[:2], str(jsonl(make_texts(60, 2), "newer.jsonl")), *added[2:]])
-
-
-def test_added_documents_keep_the_limits_of_the_domain(jsonl: Write, tmp_path: Path) -> None:
-    files = [jsonl([name * n for n in (10, 20, 30, 40, 50)], f"{name}.jsonl") for name in "abc"]
-    limits: list[Any] = [{"min_tokens": 20, "max_tokens": 45}, {}, {"min_tokens": 35}]
-    for file, own in zip(files, limits, strict=True):
-        how: Any = {"append": True} if file != files[0] else {"tokenizer": "byte", "holdout": 0}
-        Preparation([file], tmp_path, "web", workers=1, **how, **own).run()
-    lengths = [(text[0], len(text)) for text in texts_of(tmp_path / "web", "train")]
-    assert lengths == [*((name, n) for name in "ab" for n in (20, 30, 40)), ("c", 40)]
-    manifest = Domain(tmp_path / "web").manifest
-    assert (manifest.min_tokens, manifest.max_tokens) == (20, 45)
-    assert (manifest.short_documents, manifest.long_documents) == (1 + 1 + 3, 3)
-
-
-@pytest.mark.parametrize("place", ["rename", "publish"])
-def test_an_interrupted_addition_is_finished(
-    jsonl: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    old, new = jsonl(make_texts(60, 0), "old.jsonl"), jsonl(make_texts(60, 1), "new.jsonl")
-    prepare([old], tmp_path, "web", "byte", holdout=0.3)
-    more = Preparation([new], tmp_path, "web", append=True, workers=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(assembling.os if place == "rename" else assembling, place, lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            more.run()
-    for use in (Domain, lambda folder: prepare([old], folder.parent, "web", "byte", holdout=0.3)):
-        with pytest.raises(UserError, match=r"being added to .*web: repeat `data prepare --append`, which ends that$"):
-            use(tmp_path / "web")
-    more.run()
-    prepare([old, new], tmp_path / "both", "web", "byte", holdout=0.3)
-    assert contents(tmp_path / "web/train") == contents(tmp_path / "both/web/train")
-    Domain(tmp_path / "web").check("train")
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -420,15 +362,6 @@ def test_a_column_that_is_missing_is_named_with_its_flag(tmp_path: Path) -> None
     comma_separated(tmp_path / "a.csv", TEXTS)
     with pytest.raises(UserError, match=r"no column 'set', only id, text: name one with --domain_field$"):
         Preparation([tmp_path / "a.csv"], tmp_path, domain_field="set.name", tokenizer="byte").run()
-
-
-def test_another_tokenizer_cannot_be_added(jsonl: Write, tmp_path: Path) -> None:
-    prepare([jsonl(TEXTS)], tmp_path, "web", "byte", holdout=0)
-    before = contents(tmp_path / "web")
-    with pytest.raises(UserError, match="web has the tokenizer byte, not mixtral: leave out --tokenizer"):
-        Preparation([jsonl(TEXTS, "b.jsonl")], tmp_path, "web", "mixtral", append=True).run()
-    shutil.rmtree(tmp_path / "web/.work")
-    assert contents(tmp_path / "web") == before
 
 
 def test_links_in_a_folder_are_files_of_it(tmp_path: Path) -> None:
